@@ -1,0 +1,1 @@
+//! The c interface of Phalanx.

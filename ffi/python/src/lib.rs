@@ -1,0 +1,1 @@
+//! The python interface of Phalanx.

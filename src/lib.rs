@@ -1,0 +1,5 @@
+//! Collective communication for data-parallel training.
+//!
+//! The rooms, lowest first; a room imports only rooms above it in this list (`tests/tidy.rs` holds that):
+
+pub mod types;
