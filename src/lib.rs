@@ -3,3 +3,9 @@
 //! The rooms, lowest first; a room imports only rooms above it in this list (`tests/tidy.rs` holds that):
 
 pub mod types;
+
+pub mod schedule;
+
+pub mod reduce;
+
+pub mod transport;

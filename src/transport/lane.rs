@@ -1,0 +1,52 @@
+//! What a carrier of byte streams provides; `stream` builds an endpoint of one or several.
+
+use std::sync::Arc;
+
+use crate::types::TransportKind;
+
+/// Why a lane can carry no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LaneError {
+    /// The peer closed; everything it wrote has been read.
+    Closed,
+    /// The connection broke. The text says how.
+    Broken(Arc<str>),
+}
+
+/// One ordered stream of bytes to a peer and one back, neither of which ever blocks.
+///
+/// The reading side is a window: `fill` shows what has arrived, `consume` moves on. `read_into` moves bytes straight
+/// to their place when the window is empty, so that a socket's payload is not copied twice.
+pub trait Lane: Send {
+    /// Which carrier this is.
+    fn kind(&self) -> TransportKind;
+
+    /// The link in words, such as `tcp 10.0.0.2:41000` or `shm rank 3`.
+    fn link(&self) -> Arc<str>;
+
+    /// Writes as much of `head` and then `body` as fits, and returns how many bytes that was; 0 when full.
+    fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LaneError>;
+
+    /// What has arrived and is not consumed, in one piece; reads more from the carrier when there are fewer than
+    /// `wanted` bytes. Fewer than `wanted` means that the rest has not arrived. `wanted` is at most
+    /// [`MIN_WINDOW`].
+    fn fill(&mut self, wanted: usize) -> Result<&[u8], LaneError>;
+
+    /// Drops the first `count` bytes of what `fill` showed.
+    fn consume(&mut self, count: usize);
+
+    /// Moves up to `bytes` arrived bytes to `target`: what `fill` would show first, then straight from the carrier.
+    /// Returns how many; 0 when none have arrived.
+    ///
+    /// # Safety
+    ///
+    /// `target .. target + bytes` must be writable, and read or written by nobody else during the call.
+    unsafe fn read_into(&mut self, target: *mut u8, bytes: usize) -> Result<usize, LaneError>;
+
+    /// Returns true when nothing can be read now (nor written, if `wants_write`), and from then on the arrival of
+    /// bytes or their closing (or room to write, if `wants_write`) wakes the sleeper. False means: try again.
+    fn prepare_sleep(&mut self, wants_write: bool) -> bool;
+}
+
+/// The most bytes that [`Lane::fill`] may be asked for at once.
+pub const MIN_WINDOW: usize = 4096 + 256;
