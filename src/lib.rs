@@ -8,4 +8,10 @@ pub mod schedule;
 
 pub mod reduce;
 
+pub mod wire;
+
 pub mod transport;
+
+pub mod executor;
+
+pub mod comm;
