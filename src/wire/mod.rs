@@ -1,12 +1,8 @@
-<<<<<<< Updated upstream
-//! What travels: encoders and parsers, without I/O.
-
-pub mod notice;
-=======
 //! What travels between two members, as bytes: encoded and decoded here, sent and received elsewhere.
 //!
-//! [`frame`] is the language that an endpoint over byte streams speaks once a connection stands. Everything here is
-//! pure: bytes in, values out, and every field checked before anybody else sees it. `docs/wire.md` has the layouts.
+//! [`frame`] is the language that an endpoint over byte streams speaks once a connection stands; [`notice`] is what
+//! executors tell each other inside it. Everything here is pure: bytes in, values out, and every field checked before
+//! anybody else sees it. `docs/wire.md` has the layouts.
 
 pub mod frame;
->>>>>>> Stashed changes
+pub mod notice;
