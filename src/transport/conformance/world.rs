@@ -287,12 +287,11 @@ impl Pair {
         let begun = Instant::now();
         let mut quiet = 0;
         while quiet < 3 {
-            let moved = self.a.progress() | self.b.progress();
-            quiet = if moved { 0 } else { quiet + 1 };
-            if !moved && !(self.a.endpoint.prepare_sleep() && self.b.endpoint.prepare_sleep()) {
+            if self.a.progress() | self.b.progress() {
                 quiet = 0;
-            }
-            if !moved {
+            } else {
+                let rests = self.a.endpoint.prepare_sleep() && self.b.endpoint.prepare_sleep();
+                quiet = if rests { quiet + 1 } else { 0 };
                 std::thread::sleep(Duration::from_micros(200));
             }
             assert!(begun.elapsed() < PATIENCE, "does not come to rest");
