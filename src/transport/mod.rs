@@ -28,8 +28,12 @@
 //!     the peer does wakes the sleeper. False means: call `progress` again.
 //! 14. **Nothing a peer sends is believed**: lengths, indices and counts are checked before use.
 
+#[cfg(all(test, not(loom)))]
+pub(crate) mod conformance;
 mod contract;
+pub mod inproc;
 mod lane;
+pub mod stream;
 
 pub use contract::{Accumulate, Endpoint, Event, Notice, Receive, RecvRequest, SendRequest, Token};
 pub use lane::{Lane, LaneError, MIN_WINDOW};
