@@ -8,4 +8,8 @@ pub mod schedule;
 
 pub mod reduce;
 
+pub mod wire;
+
+pub mod sys;
+
 pub mod transport;

@@ -1,0 +1,3 @@
+//! What travels between members, byte for byte.
+
+pub mod handshake;
