@@ -1,3 +1,3 @@
-//! What travels between members, byte for byte.
+//! What travels between members, byte for byte: encoders and parsers, without I/O.
 
 pub mod handshake;
