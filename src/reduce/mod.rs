@@ -50,7 +50,13 @@ pub unsafe fn reduce(
 /// # Safety
 ///
 /// Both must be valid for `count` elements; `target` may be equal to `source`, otherwise they must not overlap.
-pub unsafe fn scale(dtype: DataType, target: *mut u8, source: *const u8, count: usize, factor: f64) {
+pub unsafe fn scale(
+    dtype: DataType,
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+    factor: f64,
+) {
     let _ = (dtype, target, source, count, factor);
     unimplemented!()
 }

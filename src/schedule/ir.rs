@@ -32,7 +32,11 @@ pub struct Span {
 impl Span {
     /// Elements `start .. start + count` of `buffer`.
     pub const fn new(buffer: Buffer, start: usize, count: usize) -> Self {
-        Self { buffer, start, count }
+        Self {
+            buffer,
+            start,
+            count,
+        }
     }
 
     /// One past the last element.

@@ -40,7 +40,9 @@ pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
         // SAFETY: an entry's address is null or points to a socket address of its family.
-        let Some(address) = (unsafe { ip_address(entry.ifa_addr) }) else { continue };
+        let Some(address) = (unsafe { ip_address(entry.ifa_addr) }) else {
+            continue;
+        };
         // SAFETY: an entry's name is a string that ends with zero.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         let has = |flag: libc::c_int| entry.ifa_flags & flag as libc::c_uint != 0;
@@ -86,7 +88,10 @@ mod tests {
     #[test]
     fn the_loopback_is_there() {
         let found = interface_addresses().unwrap();
-        let loopback = found.iter().find(|entry| entry.address == IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+        let loopback = found
+            .iter()
+            .find(|entry| entry.address == IpAddr::V4(Ipv4Addr::LOCALHOST))
+            .unwrap();
         assert!(loopback.loopback && loopback.up && !loopback.is_link_local());
         assert_eq!(loopback.interface, "lo");
     }

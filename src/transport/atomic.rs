@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 /// A word that several threads or processes change.
 pub(super) trait Word {
     fn load(&self, order: Ordering) -> u32;
-    fn store(&self, value: u32, order: Ordering);
     fn swap(&self, value: u32, order: Ordering) -> u32;
     /// Puts `new` in the place of `current`; whether that was what stood there.
     fn replace(&self, current: u32, new: u32) -> bool;
@@ -26,14 +25,12 @@ macro_rules! implement {
             fn load(&self, order: Ordering) -> u32 {
                 self.load(order)
             }
-            fn store(&self, value: u32, order: Ordering) {
-                self.store(value, order);
-            }
             fn swap(&self, value: u32, order: Ordering) -> u32 {
                 self.swap(value, order)
             }
             fn replace(&self, current: u32, new: u32) -> bool {
-                self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
+                self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+                    .is_ok()
             }
             fn full_fence() {
                 $fence(Ordering::SeqCst);
@@ -51,7 +48,15 @@ macro_rules! implement {
     };
 }
 
-implement!(std::sync::atomic::AtomicU64, std::sync::atomic::AtomicU32, std::sync::atomic::fence);
+implement!(
+    std::sync::atomic::AtomicU64,
+    std::sync::atomic::AtomicU32,
+    std::sync::atomic::fence
+);
 
 #[cfg(all(loom, test))]
-implement!(loom::sync::atomic::AtomicU64, loom::sync::atomic::AtomicU32, loom::sync::atomic::fence);
+implement!(
+    loom::sync::atomic::AtomicU64,
+    loom::sync::atomic::AtomicU32,
+    loom::sync::atomic::fence
+);

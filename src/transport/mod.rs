@@ -29,9 +29,11 @@
 //! 14. **Nothing a peer sends is believed**: lengths, indices and counts are checked before use.
 
 mod atomic;
+pub mod connect;
 mod contract;
 mod doorbell;
 mod lane;
+pub mod listen;
 mod ring;
 pub mod shm;
 pub mod sleep;

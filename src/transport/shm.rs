@@ -77,7 +77,10 @@ pub(super) fn create_segment(ring_bytes: usize) -> io::Result<Segment> {
 /// Checks the segment of a pair that a peer made.
 pub(super) fn accept_segment(fd: OwnedFd, ring_bytes: usize) -> io::Result<Segment> {
     if !is_ring_size(ring_bytes) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("no size for a ring: {ring_bytes}")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("no size for a ring: {ring_bytes}"),
+        ));
     }
     Segment::from_peer(fd, header_bytes() + 2 * ring_bytes)
 }
@@ -99,7 +102,8 @@ struct Words {
 
 /// Everything that is mapped for one pair.
 #[derive(Debug)]
-struct Pair {
+pub(super) struct Pair {
+    ring_bytes: usize,
     header: Mapping,
     outgoing: RingMapping,
     incoming: RingMapping,
@@ -108,18 +112,28 @@ struct Pair {
 }
 
 impl Pair {
-    fn map(segment: &Segment, ring_bytes: usize, side: Side) -> io::Result<Self> {
+    pub(super) fn map(segment: &Segment, ring_bytes: usize, side: Side) -> io::Result<Self> {
         let first = RingMapping::new(segment, header_bytes(), ring_bytes)?;
         let second = RingMapping::new(segment, header_bytes() + ring_bytes, ring_bytes)?;
         let (first_words, second_words) = (Words { first: 0 }, Words { first: 3 * LINE });
         let header = Mapping::new(segment, 0, header_bytes())?;
         Ok(match side {
-            Side::Maker => {
-                Self { header, outgoing: first, incoming: second, out_words: first_words, in_words: second_words }
-            }
-            Side::Taker => {
-                Self { header, outgoing: second, incoming: first, out_words: second_words, in_words: first_words }
-            }
+            Side::Maker => Self {
+                ring_bytes,
+                header,
+                outgoing: first,
+                incoming: second,
+                out_words: first_words,
+                in_words: second_words,
+            },
+            Side::Taker => Self {
+                ring_bytes,
+                header,
+                outgoing: second,
+                incoming: first,
+                out_words: second_words,
+                in_words: first_words,
+            },
         })
     }
 
@@ -156,9 +170,7 @@ pub(super) struct ShmParts {
     pub(super) process: Option<PidFd>,
     /// How to wake the peer.
     pub(super) doorbell: Doorbell,
-    pub(super) segment: Segment,
-    pub(super) ring_bytes: usize,
-    pub(super) side: Side,
+    pub(super) pair: Pair,
     /// The peer's rank.
     pub(super) peer: usize,
 }
@@ -184,11 +196,19 @@ pub struct ShmLane {
 
 impl ShmLane {
     pub(super) fn new(parts: ShmParts, sleeper: Arc<Sleeper>) -> io::Result<Self> {
-        let ShmParts { socket, process, doorbell, segment, ring_bytes, side, peer } = parts;
-        let pair = Pair::map(&segment, ring_bytes, side)?;
+        let ShmParts {
+            socket,
+            process,
+            doorbell,
+            pair,
+            peer,
+        } = parts;
+        let ring_bytes = pair.ring_bytes;
         sleeper.watch_closing(&socket)?;
         if let Some(process) = &process {
-            sleeper.watch_closing(process).inspect_err(|_| sleeper.unwatch_closing(&socket))?;
+            sleeper
+                .watch_closing(process)
+                .inspect_err(|_| sleeper.unwatch_closing(&socket))?;
         }
         Ok(Self {
             pair,
@@ -221,7 +241,9 @@ impl ShmLane {
         match unix::look(&self.socket) {
             Quiet::Silent => self.gone = self.process.as_ref().is_some_and(PidFd::has_ended),
             Quiet::HungUp => self.gone = true,
-            Quiet::Speaking => return Err(self.broken("the peer spoke on the socket of a shared memory link")),
+            Quiet::Speaking => {
+                return Err(self.broken("the peer spoke on the socket of a shared memory link"));
+            }
         }
         Ok(self.gone)
     }
@@ -237,13 +259,17 @@ impl ShmLane {
             self.looks_in_vain = 0;
             return Ok(known);
         }
-        self.arrived_too_few(wanted, known)
+        self.arrived_too_few(known)
     }
 
     #[cold]
-    fn arrived_too_few(&mut self, wanted: usize, known: usize) -> Result<usize, LaneError> {
+    fn arrived_too_few(&mut self, known: usize) -> Result<usize, LaneError> {
         if let Some(end) = &self.end {
-            return Err(end.clone());
+            return if known > 0 && *end == LaneError::Closed {
+                Ok(known)
+            } else {
+                Err(end.clone())
+            };
         }
         self.looks_in_vain += 1;
         if !self.gone && self.looks_in_vain >= LOOKS_PER_CHECK {
@@ -259,11 +285,8 @@ impl ShmLane {
             return Err(self.impossible(what));
         }
         let known = self.reader.known();
-        if known >= wanted {
-            return Ok(known);
-        }
         if known > 0 {
-            return Err(self.broken("the peer was gone in the middle of a message"));
+            return Ok(known);
         }
         self.end = Some(LaneError::Closed);
         Err(LaneError::Closed)
@@ -274,7 +297,12 @@ impl ShmLane {
         if self.reader.take(count, tail) {
             // Against the writer's store of its mark and its look at the tail: see `doorbell`.
             fence(Ordering::SeqCst);
-            if self.pair.writer_waits(self.pair.in_words).load(Ordering::Relaxed) != 0 {
+            if self
+                .pair
+                .writer_waits(self.pair.in_words)
+                .load(Ordering::Relaxed)
+                != 0
+            {
                 self.doorbell.ring();
             }
         }
@@ -282,7 +310,9 @@ impl ShmLane {
 
     fn room(&mut self, wanted: usize) -> Result<usize, LaneError> {
         let tail = self.pair.tail(self.pair.out_words);
-        self.writer.room(wanted, tail).map_err(|what| self.impossible(what))
+        self.writer
+            .room(wanted, tail)
+            .map_err(|what| self.impossible(what))
     }
 }
 
@@ -314,17 +344,27 @@ impl Lane for ShmLane {
             // doubled mapping, since the position is below the ring's size and a piece no longer than it. The sources
             // are slices outside the mapping.
             unsafe {
-                let target = self.pair.outgoing.start().as_ptr().add(self.writer.position());
+                let target = self
+                    .pair
+                    .outgoing
+                    .start()
+                    .as_ptr()
+                    .add(self.writer.position());
                 target.copy_from_nonoverlapping(from_head.as_ptr(), from_head.len());
-                target.add(from_head.len()).copy_from_nonoverlapping(from_body.as_ptr(), from_body.len());
+                target
+                    .add(from_head.len())
+                    .copy_from_nonoverlapping(from_body.as_ptr(), from_body.len());
             }
-            self.writer.publish(piece, self.pair.head(self.pair.out_words));
+            self.writer
+                .publish(piece, self.pair.head(self.pair.out_words));
             self.doorbell.ring();
             written += piece;
         }
         if written > 0 && self.waiting {
             self.waiting = false;
-            self.pair.writer_waits(self.pair.out_words).store(0, Ordering::Relaxed);
+            self.pair
+                .writer_waits(self.pair.out_words)
+                .store(0, Ordering::Relaxed);
         }
         Ok(written)
     }
@@ -334,7 +374,16 @@ impl Lane for ShmLane {
         let known = self.arrived(wanted)?;
         // SAFETY: `known` bytes from the reader's position are its own until taken, and are one piece of the doubled
         // mapping. A sound peer does not write them; see the module's story on trust.
-        Ok(unsafe { std::slice::from_raw_parts(self.pair.incoming.start().as_ptr().add(self.reader.position()), known) })
+        Ok(unsafe {
+            std::slice::from_raw_parts(
+                self.pair
+                    .incoming
+                    .start()
+                    .as_ptr()
+                    .add(self.reader.position()),
+                known,
+            )
+        })
     }
 
     fn consume(&mut self, count: usize) {
@@ -357,7 +406,12 @@ impl Lane for ShmLane {
             // SAFETY: the source as in `fill`; the target is writable by the caller's promise and no part of the
             // mapping.
             unsafe {
-                let source = self.pair.incoming.start().as_ptr().add(self.reader.position());
+                let source = self
+                    .pair
+                    .incoming
+                    .start()
+                    .as_ptr()
+                    .add(self.reader.position());
                 target.add(read).copy_from_nonoverlapping(source, piece);
             }
             self.take(piece);
@@ -372,7 +426,9 @@ impl Lane for ShmLane {
         }
         if wants_write && !self.waiting {
             self.waiting = true;
-            self.pair.writer_waits(self.pair.out_words).store(1, Ordering::Relaxed);
+            self.pair
+                .writer_waits(self.pair.out_words)
+                .store(1, Ordering::Relaxed);
         }
         // Also the fence between the mark above and the look at the tail below.
         self.sleeper.arm();
@@ -408,7 +464,10 @@ impl Drop for ShmLane {
 }
 
 /// The descriptors that the maker sends: the pair's segment, then its own doorbell.
-pub(super) fn offer_descriptors<'a>(segment: &'a Segment, sleeper: &'a Sleeper) -> [BorrowedFd<'a>; 3] {
+pub(super) fn offer_descriptors<'a>(
+    segment: &'a Segment,
+    sleeper: &'a Sleeper,
+) -> [BorrowedFd<'a>; 3] {
     let [word, event] = sleeper.doorbell_descriptors();
     [segment.as_fd(), word, event]
 }

@@ -65,7 +65,12 @@ impl TcpLane {
     /// Takes a connected non-blocking socket on which both sides have proved who they are.
     pub(super) fn new(socket: OwnedFd, sleeper: Arc<Sleeper>) -> io::Result<Self> {
         socket::set_no_delay(&socket)?;
-        socket::set_keepalive(&socket, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES)?;
+        socket::set_keepalive(
+            &socket,
+            KEEPALIVE_IDLE,
+            KEEPALIVE_INTERVAL,
+            KEEPALIVE_PROBES,
+        )?;
         let link = format!("tcp {}", socket::peer_address(&socket)?).into();
         sleeper.watch(&socket)?;
         Ok(Self {
@@ -132,7 +137,10 @@ impl TcpLane {
 }
 
 fn is_temporary(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
 }
 
 impl Lane for TcpLane {
@@ -167,15 +175,10 @@ impl Lane for TcpLane {
         debug_assert!(wanted <= MIN_WINDOW);
         if self.window_bytes() < wanted {
             self.receive();
-            if self.window_bytes() < wanted
-                && let Some(end) = &self.read_end
+            // What arrived before the end is shown, and the end once that is consumed.
+            if self.window_bytes() == 0
+                && let Some(end) = self.read_end.clone()
             {
-                let end = match end {
-                    LaneError::Closed if self.window_bytes() > 0 => {
-                        LaneError::Broken("the peer closed in the middle of a message".into())
-                    }
-                    end => end.clone(),
-                };
                 return Err(self.told(end));
             }
         }
@@ -203,8 +206,14 @@ impl Lane for TcpLane {
             (self.start, self.end) = (0, 0);
             let left = bytes - from_window;
             // SAFETY: the rest of the target, by the caller's promise.
-            let outcome =
-                unsafe { socket::recv_two(&self.socket, target.add(from_window), left, &mut self.window) };
+            let outcome = unsafe {
+                socket::recv_two(
+                    &self.socket,
+                    target.add(from_window),
+                    left,
+                    &mut self.window,
+                )
+            };
             let count = self.note_received(outcome);
             self.end = count.saturating_sub(left);
             if count > 0 {
@@ -212,10 +221,7 @@ impl Lane for TcpLane {
             }
         }
         match &self.read_end {
-            Some(end) if from_window == 0 => {
-                let end = end.clone();
-                Err(self.told(end))
-            }
+            Some(end) if from_window == 0 => Err(self.told(end.clone())),
             _ => Ok(from_window),
         }
     }
