@@ -11,10 +11,7 @@ use rustix::io::Errno;
 /// `duration` as the kernel wants it. Lengths that it cannot hold become very long ones.
 pub(super) fn timespec(duration: Duration) -> Timespec {
     let seconds = duration.as_secs().min(i32::MAX as u64);
-    Timespec {
-        tv_sec: seconds as i64,
-        tv_nsec: i64::from(duration.subsec_nanos()),
-    }
+    Timespec { tv_sec: seconds as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
 /// What to be told about a descriptor.
@@ -69,22 +66,12 @@ impl Epoll {
 
     /// Adds a descriptor under `key`.
     pub fn add(&self, fd: impl AsFd, key: u64, interest: Interest) -> io::Result<()> {
-        Ok(epoll::add(
-            &self.0,
-            fd,
-            EventData::new_u64(key),
-            interest.flags(),
-        )?)
+        Ok(epoll::add(&self.0, fd, EventData::new_u64(key), interest.flags())?)
     }
 
     /// Changes the interest in a descriptor. What is true already is told again.
     pub fn modify(&self, fd: impl AsFd, key: u64, interest: Interest) -> io::Result<()> {
-        Ok(epoll::modify(
-            &self.0,
-            fd,
-            EventData::new_u64(key),
-            interest.flags(),
-        )?)
+        Ok(epoll::modify(&self.0, fd, EventData::new_u64(key), interest.flags())?)
     }
 
     /// Removes a descriptor.
@@ -128,10 +115,7 @@ pub struct EventFd(OwnedFd);
 impl EventFd {
     /// A new one, not signalled.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(rustix::event::eventfd(
-            0,
-            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
-        )?))
+        Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
     /// One that a peer sent. Whether it really is one shows when it is signalled; any other kind of descriptor fails
@@ -168,17 +152,11 @@ impl AsFd for EventFd {
 mod tests {
     use super::*;
 
-    const EDGE: Interest = Interest {
-        readable: true,
-        writable: false,
-        edge: true,
-    };
+    const EDGE: Interest = Interest { readable: true, writable: false, edge: true };
 
     fn wait(epoll: &Epoll, millis: u64) -> Vec<Readiness> {
         let mut found = Vec::new();
-        epoll
-            .wait(Some(Duration::from_millis(millis)), &mut found)
-            .unwrap();
+        epoll.wait(Some(Duration::from_millis(millis)), &mut found).unwrap();
         found
     }
 
@@ -190,13 +168,7 @@ mod tests {
         assert_eq!(wait(&epoll, 0), []);
         for _ in 0..3 {
             event.signal().unwrap();
-            assert_eq!(
-                wait(&epoll, 1000)
-                    .iter()
-                    .map(|found| found.key)
-                    .collect::<Vec<_>>(),
-                [5]
-            );
+            assert_eq!(wait(&epoll, 1000).iter().map(|found| found.key).collect::<Vec<_>>(), [5]);
             assert_eq!(wait(&epoll, 0), []);
         }
     }

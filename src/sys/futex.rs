@@ -10,12 +10,7 @@ use rustix::thread::futex::{self, Flags};
 /// Sleeps while `word` holds `expected`, at most `timeout`. Returns early on a wake, on a signal, or for no reason:
 /// the caller looks at the word again.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> io::Result<()> {
-    match futex::wait(
-        word,
-        Flags::empty(),
-        expected,
-        Some(&super::epoll::timespec(timeout)),
-    ) {
+    match futex::wait(word, Flags::empty(), expected, Some(&super::epoll::timespec(timeout))) {
         Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -30,18 +30,13 @@ impl Segment {
     /// error now and not a fatal signal at the first touch.
     pub fn create(name: &str, bytes: usize) -> io::Result<Self> {
         if bytes == 0 || !bytes.is_multiple_of(page_bytes()) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "a segment is a whole number of pages",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a segment is a whole number of pages"));
         }
         // Reserving more than the machine has would not fail: it would wake the kernel's out-of-memory killer. And
         // beyond the file size limit (`ulimit -f`, which holds for nameless files too) it would raise a signal.
         let info = rustix::system::sysinfo();
         let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
-        let file_limit = rustix::process::getrlimit(rustix::process::Resource::Fsize)
-            .current
-            .unwrap_or(u64::MAX);
+        let file_limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
         if bytes as u64 > memory.min(file_limit) {
             let what = format!(
                 "{bytes} bytes of shared memory; the machine has {memory}, the file size limit is {file_limit}"
@@ -62,16 +57,12 @@ impl Segment {
             Ok(seals) if seals.contains(size_seals()) => {}
             Ok(_) => return refuse("the peer's memory segment is not sealed".into()),
             Err(error) => {
-                return refuse(format!(
-                    "the peer's descriptor is not a memory segment: {error}"
-                ));
+                return refuse(format!("the peer's descriptor is not a memory segment: {error}"));
             }
         }
         let found = rustix::fs::fstat(&fd)?.st_size;
         if usize::try_from(found) != Ok(bytes) {
-            return refuse(format!(
-                "the peer's memory segment has {found} bytes; expected {bytes}"
-            ));
+            return refuse(format!("the peer's memory segment has {found} bytes; expected {bytes}"));
         }
         Ok(Self { fd, bytes })
     }
@@ -83,9 +74,7 @@ impl Segment {
 
     fn check_range(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let page = page_bytes();
-        let inside = offset
-            .checked_add(bytes)
-            .is_some_and(|end| end <= self.bytes);
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         if bytes == 0 || !inside || !offset.is_multiple_of(page) || !bytes.is_multiple_of(page) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -133,8 +122,7 @@ impl Mapping {
                 offset as u64,
             )
         }?;
-        let start =
-            NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         Ok(Self { start, bytes })
     }
 
@@ -184,8 +172,7 @@ impl RingMapping {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }?;
-        let start = NonNull::new(start.cast::<u8>())
-            .ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         // From here on dropping `ring` unmaps the whole reservation, whatever has been put into it.
         let ring = Self { start, bytes };
         for half in 0..2 {
@@ -252,30 +239,17 @@ mod tests {
     #[test]
     fn foreign_descriptors_are_refused() {
         let page = page_bytes();
-        let unsealed = rustix::fs::memfd_create(
-            "phalanx-test",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )
-        .unwrap();
+        let unsealed =
+            rustix::fs::memfd_create("phalanx-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, page as u64).unwrap();
-        assert!(
-            Segment::from_peer(unsealed, page)
-                .unwrap_err()
-                .to_string()
-                .contains("not sealed")
-        );
+        assert!(Segment::from_peer(unsealed, page).unwrap_err().to_string().contains("not sealed"));
 
         let (reader, _writer) = io::pipe().unwrap();
         assert!(Segment::from_peer(reader.into(), page).is_err());
 
         let good = Segment::create("phalanx-test", page).unwrap();
         let again = good.as_fd().try_clone_to_owned().unwrap();
-        assert!(
-            Segment::from_peer(again, 2 * page)
-                .unwrap_err()
-                .to_string()
-                .contains("expected")
-        );
+        assert!(Segment::from_peer(again, 2 * page).unwrap_err().to_string().contains("expected"));
     }
 
     #[test]

@@ -88,10 +88,7 @@ mod tests {
     #[test]
     fn the_loopback_is_there() {
         let found = interface_addresses().unwrap();
-        let loopback = found
-            .iter()
-            .find(|entry| entry.address == IpAddr::V4(Ipv4Addr::LOCALHOST))
-            .unwrap();
+        let loopback = found.iter().find(|entry| entry.address == IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
         assert!(loopback.loopback && loopback.up && !loopback.is_link_local());
         assert_eq!(loopback.interface, "lo");
     }

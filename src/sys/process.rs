@@ -15,22 +15,15 @@ impl PidFd {
     /// Takes hold of a running process.
     pub fn open(process: u32) -> io::Result<Self> {
         let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("no process id: {process}"),
-            )
-        })?;
+        let pid =
+            pid.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("no process id: {process}")))?;
         Ok(Self(rustix::process::pidfd_open(pid, PidfdFlags::empty())?))
     }
 
     /// Whether the process has ended. Costs one system call.
     pub fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..))
     }
 }
@@ -44,9 +37,7 @@ impl AsFd for PidFd {
 /// The processors that this thread may run on, in ascending order.
 pub fn affinity() -> io::Result<Vec<usize>> {
     let set = rustix::thread::sched_getaffinity(None)?;
-    Ok((0..rustix::thread::CpuSet::MAX_CPU)
-        .filter(|&cpu| set.is_set(cpu))
-        .collect())
+    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
 /// Restricts this thread, and the threads it will start, to the given processors.
@@ -54,10 +45,7 @@ pub fn set_affinity(processors: &[usize]) -> io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     for &processor in processors {
         if processor >= rustix::thread::CpuSet::MAX_CPU {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("no such processor: {processor}"),
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no such processor: {processor}")));
         }
         set.set(processor);
     }
@@ -74,15 +62,11 @@ pub fn cgroup_processors() -> Option<f64> {
 
 /// The limit under `root` (the mounted hierarchy) for the membership lines of `/proc/self/cgroup`.
 fn cgroup_limit(root: &Path, memberships: &str) -> Option<f64> {
-    let path = memberships
-        .lines()
-        .find_map(|line| line.strip_prefix("0::"))?;
+    let path = memberships.lines().find_map(|line| line.strip_prefix("0::"))?;
     let mut directory: PathBuf = root.join(path.trim_start_matches('/'));
     let mut tightest: Option<f64> = None;
     while directory.starts_with(root) {
-        if let Some(limit) = std::fs::read_to_string(directory.join("cpu.max"))
-            .ok()
-            .and_then(|text| parse_quota(&text))
+        if let Some(limit) = std::fs::read_to_string(directory.join("cpu.max")).ok().and_then(|text| parse_quota(&text))
         {
             tightest = Some(tightest.map_or(limit, |other| other.min(limit)));
         }
@@ -120,10 +104,7 @@ pub struct Limit {
 
 fn limit(resource: Resource) -> Limit {
     let found = rustix::process::getrlimit(resource);
-    Limit {
-        current: found.current,
-        maximum: found.maximum,
-    }
+    Limit { current: found.current, maximum: found.maximum }
 }
 
 /// How many descriptors this process may have open.
@@ -142,10 +123,7 @@ mod tests {
 
     #[test]
     fn a_pidfd_tells_the_end() {
-        let mut child = std::process::Command::new("cat")
-            .stdin(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let held = PidFd::open(child.id()).unwrap();
         assert!(!held.has_ended());
         drop(child.stdin.take());
@@ -177,10 +155,7 @@ mod tests {
         std::fs::create_dir_all(&inner).unwrap();
         std::fs::write(root.path().join("pod/cpu.max"), "200000 100000\n").unwrap();
         std::fs::write(inner.join("cpu.max"), "max 100000\n").unwrap();
-        assert_eq!(
-            cgroup_limit(root.path(), "12:pids:/x\n0::/pod/container\n"),
-            Some(2.0)
-        );
+        assert_eq!(cgroup_limit(root.path(), "12:pids:/x\n0::/pod/container\n"), Some(2.0));
         assert_eq!(cgroup_limit(root.path(), "0::/elsewhere\n"), None);
         assert_eq!(cgroup_limit(root.path(), ""), None);
     }

@@ -17,12 +17,7 @@ fn checked(count: isize) -> io::Result<usize> {
 pub fn send_two(fd: impl AsFd, head: &[u8], body: &[u8]) -> io::Result<usize> {
     let parts = [io::IoSlice::new(head), io::IoSlice::new(body)];
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    Ok(rustix::net::sendmsg(
-        fd,
-        &parts,
-        &mut Default::default(),
-        flags,
-    )?)
+    Ok(rustix::net::sendmsg(fd, &parts, &mut Default::default(), flags)?)
 }
 
 /// Receives into `target` and, when that is full, into `spare`, in one call. Returns how many bytes; 0 at the end of
@@ -31,21 +26,10 @@ pub fn send_two(fd: impl AsFd, head: &[u8], body: &[u8]) -> io::Result<usize> {
 /// # Safety
 ///
 /// `target .. target + bytes` must be writable, and read or written by nobody else during the call.
-pub unsafe fn recv_two(
-    fd: impl AsFd,
-    target: *mut u8,
-    bytes: usize,
-    spare: &mut [u8],
-) -> io::Result<usize> {
+pub unsafe fn recv_two(fd: impl AsFd, target: *mut u8, bytes: usize, spare: &mut [u8]) -> io::Result<usize> {
     let mut parts = [
-        libc::iovec {
-            iov_base: target.cast(),
-            iov_len: bytes,
-        },
-        libc::iovec {
-            iov_base: spare.as_mut_ptr().cast(),
-            iov_len: spare.len(),
-        },
+        libc::iovec { iov_base: target.cast(), iov_len: bytes },
+        libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() },
     ];
     // SAFETY: all zeros is a valid message header: no address, no parts, no control data.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -63,11 +47,7 @@ pub fn recv(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
 
 /// Sends from `bytes`; returns how many were taken.
 pub fn send(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
-    Ok(rustix::net::send(
-        fd,
-        bytes,
-        SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-    )?)
+    Ok(rustix::net::send(fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
 }
 
 /// Says that nothing more will be written.
@@ -79,16 +59,7 @@ pub fn end_writing(fd: impl AsFd) {
 /// Whether there is room to write, or an error to be had by writing.
 pub fn is_writable(fd: impl AsFd) -> bool {
     let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
-    matches!(
-        rustix::event::poll(
-            &mut fds,
-            Some(&Timespec {
-                tv_sec: 0,
-                tv_nsec: 0
-            })
-        ),
-        Ok(1..)
-    )
+    matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
 /// The error of an attempt to connect, once the socket is writable.
@@ -97,18 +68,9 @@ pub fn take_error(fd: impl AsFd) -> io::Result<()> {
 }
 
 fn tcp_socket(address: &SocketAddr) -> io::Result<OwnedFd> {
-    let family = if address.is_ipv4() {
-        AddressFamily::INET
-    } else {
-        AddressFamily::INET6
-    };
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(
-        family,
-        SocketType::STREAM,
-        flags,
-        Some(rustix::net::ipproto::TCP),
-    )?)
+    Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, Some(rustix::net::ipproto::TCP))?)
 }
 
 /// A non-blocking TCP listener bound to `address`.
@@ -152,19 +114,12 @@ fn set_bind_address_no_port(fd: &OwnedFd) -> io::Result<()> {
             size_of_val(&on) as libc::socklen_t,
         )
     };
-    if status == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Takes a waiting connection from a listener, non-blocking like the listener. `WouldBlock` when none is waiting.
 pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
-    Ok(rustix::net::accept_with(
-        listener,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-    )?)
+    Ok(rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
 /// The local address of a TCP socket.
@@ -184,12 +139,7 @@ pub fn set_no_delay(fd: impl AsFd) -> io::Result<()> {
 }
 
 /// Probes a silent connection: first after `idle`, then every `interval`; after `count` lost probes it is broken.
-pub fn set_keepalive(
-    fd: impl AsFd,
-    idle: Duration,
-    interval: Duration,
-    count: u32,
-) -> io::Result<()> {
+pub fn set_keepalive(fd: impl AsFd, idle: Duration, interval: Duration, count: u32) -> io::Result<()> {
     sockopt::set_tcp_keepidle(&fd, idle)?;
     sockopt::set_tcp_keepintvl(&fd, interval)?;
     sockopt::set_tcp_keepcnt(&fd, count)?;

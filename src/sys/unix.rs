@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 /// The most descriptors that one message carries.
@@ -50,11 +50,7 @@ pub struct PeerCredentials {
 
 /// Who is at the other end of a connected Unix socket.
 pub fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
-    let mut credentials = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the pointers are to locals of the sizes given; the kernel writes at most `bytes` bytes of plain integers.
     let status = unsafe {
@@ -71,46 +67,25 @@ pub fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
     }
     // A process of another namespace has the id 0 here.
     let process = u32::try_from(credentials.pid).ok().filter(|&pid| pid != 0);
-    Ok(PeerCredentials {
-        process,
-        user: credentials.uid,
-    })
+    Ok(PeerCredentials { process, user: credentials.uid })
 }
 
 /// Sends `bytes` and with the first of them the descriptors. Returns how many bytes were taken; the descriptors are
 /// gone if that is not 0. Never blocks.
-pub fn send_with_descriptors(
-    fd: impl AsFd,
-    bytes: &[u8],
-    descriptors: &[BorrowedFd<'_>],
-) -> io::Result<usize> {
+pub fn send_with_descriptors(fd: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fits = descriptors.len() <= MAX_DESCRIPTORS;
-    if !descriptors.is_empty()
-        && !(fits && control.push(SendAncillaryMessage::ScmRights(descriptors)))
-    {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "too many descriptors for one message",
-        ));
+    if !descriptors.is_empty() && !(fits && control.push(SendAncillaryMessage::ScmRights(descriptors))) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    Ok(rustix::net::sendmsg(
-        fd,
-        &[IoSlice::new(bytes)],
-        &mut control,
-        flags,
-    )?)
+    Ok(rustix::net::sendmsg(fd, &[IoSlice::new(bytes)], &mut control, flags)?)
 }
 
 /// Receives up to `buffer.len()` bytes, and appends the descriptors that came with them. Returns how many bytes; 0 at
 /// the end of the stream. Never blocks.
-pub fn recv_with_descriptors(
-    fd: impl AsFd,
-    buffer: &mut [u8],
-    descriptors: &mut Vec<OwnedFd>,
-) -> io::Result<usize> {
+pub fn recv_with_descriptors(fd: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -156,17 +131,11 @@ mod tests {
     fn descriptors_travel_and_work() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (mut reader, writer) = io::pipe().unwrap();
-        assert_eq!(
-            send_with_descriptors(&ours, b"take", &[writer.as_fd()]).unwrap(),
-            4
-        );
+        assert_eq!(send_with_descriptors(&ours, b"take", &[writer.as_fd()]).unwrap(), 4);
         drop(writer);
 
         let (mut buffer, mut descriptors) = ([0; 16], Vec::new());
-        assert_eq!(
-            recv_with_descriptors(&theirs, &mut buffer, &mut descriptors).unwrap(),
-            4
-        );
+        assert_eq!(recv_with_descriptors(&theirs, &mut buffer, &mut descriptors).unwrap(), 4);
         assert_eq!(&buffer[..4], b"take");
         let mut file = std::fs::File::from(descriptors.pop().unwrap());
         file.write_all(b"through").unwrap();
@@ -185,11 +154,7 @@ mod tests {
 
     #[test]
     fn the_abstract_name_is_reachable_and_credentials_are_ours() {
-        let name = format!(
-            "phalanx-test-{}-{:?}",
-            std::process::id(),
-            std::thread::current().id()
-        );
+        let name = format!("phalanx-test-{}-{:?}", std::process::id(), std::thread::current().id());
         let listener = listen(name.as_bytes(), 4).unwrap();
         let ours = connect(name.as_bytes()).unwrap();
         let theirs = rustix::net::accept(&listener).unwrap();
@@ -200,10 +165,7 @@ mod tests {
         drop(ours);
         assert_eq!(look(&theirs), Quiet::HungUp);
         drop(listener);
-        assert_eq!(
-            connect(name.as_bytes()).unwrap_err().kind(),
-            io::ErrorKind::ConnectionRefused
-        );
+        assert_eq!(connect(name.as_bytes()).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]

@@ -29,8 +29,7 @@ macro_rules! implement {
                 self.swap(value, order)
             }
             fn replace(&self, current: u32, new: u32) -> bool {
-                self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
-                    .is_ok()
+                self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
             }
             fn full_fence() {
                 $fence(Ordering::SeqCst);
@@ -48,15 +47,7 @@ macro_rules! implement {
     };
 }
 
-implement!(
-    std::sync::atomic::AtomicU64,
-    std::sync::atomic::AtomicU32,
-    std::sync::atomic::fence
-);
+implement!(std::sync::atomic::AtomicU64, std::sync::atomic::AtomicU32, std::sync::atomic::fence);
 
 #[cfg(all(loom, test))]
-implement!(
-    loom::sync::atomic::AtomicU64,
-    loom::sync::atomic::AtomicU32,
-    loom::sync::atomic::fence
-);
+implement!(loom::sync::atomic::AtomicU64, loom::sync::atomic::AtomicU32, loom::sync::atomic::fence);

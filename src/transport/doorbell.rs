@@ -117,23 +117,14 @@ impl Doorbell {
     pub(super) fn create() -> io::Result<(Self, Segment)> {
         let segment = Segment::create("phalanx-doorbell", sys::page_bytes())?;
         let page = Mapping::new(&segment, 0, segment.bytes())?;
-        Ok((
-            Self {
-                page,
-                event: EventFd::new()?,
-            },
-            segment,
-        ))
+        Ok((Self { page, event: EventFd::new()? }, segment))
     }
 
     /// A peer's, from the descriptors it sent.
     pub(super) fn from_peer(segment: OwnedFd, event: OwnedFd) -> io::Result<Self> {
         let segment = Segment::from_peer(segment, sys::page_bytes())?;
         let page = Mapping::new(&segment, 0, segment.bytes())?;
-        Ok(Self {
-            page,
-            event: EventFd::from_peer(event)?,
-        })
+        Ok(Self { page, event: EventFd::from_peer(event)? })
     }
 
     pub(super) fn word(&self) -> &AtomicU32 {
@@ -178,18 +169,11 @@ mod tests {
     fn who_rings_when() {
         let word = AtomicU32::new(AWAKE);
         assert_eq!(ring(&word), None, "the owner is awake");
-        assert_eq!(
-            word.load(Ordering::Relaxed),
-            AWAKE,
-            "ringing an owner that is awake writes nothing"
-        );
+        assert_eq!(word.load(Ordering::Relaxed), AWAKE, "ringing an owner that is awake writes nothing");
         arm(&word, Alarm::Word);
         assert_eq!(ring(&word), Some(Alarm::Word));
         assert_eq!(ring(&word), None, "one ring is enough");
-        assert!(
-            !enter(&word, Alarm::Event),
-            "rung between arming and sleeping"
-        );
+        assert!(!enter(&word, Alarm::Event), "rung between arming and sleeping");
         assert!(enter(&word, Alarm::Event));
         assert_eq!(ring(&word), Some(Alarm::Event));
         assert!(leave(&word));
@@ -233,10 +217,7 @@ mod loom_tests {
 
     impl Futex {
         fn new() -> Self {
-            Self {
-                bucket: Mutex::new(()),
-                sleepers: Condvar::new(),
-            }
+            Self { bucket: Mutex::new(()), sleepers: Condvar::new() }
         }
 
         fn wait(&self, word: &AtomicU32, expected: u32) {
@@ -257,18 +238,13 @@ mod loom_tests {
         loom::model(move || {
             let word = Arc::new(AtomicU32::new(AWAKE));
             let futex = Arc::new(Futex::new());
-            let done: Arc<Vec<AtomicU64>> =
-                Arc::new((0..peers).map(|_| AtomicU64::new(0)).collect());
+            let done: Arc<Vec<AtomicU64>> = Arc::new((0..peers).map(|_| AtomicU64::new(0)).collect());
             let threads: Vec<_> = (0..peers)
                 .map(|peer| {
                     let (word, futex, done) = (word.clone(), futex.clone(), done.clone());
                     thread::spawn(move || {
                         done[peer].store(1, Ordering::Release);
-                        let alarm = if with_kick {
-                            kick(&*word)
-                        } else {
-                            ring(&*word)
-                        };
+                        let alarm = if with_kick { kick(&*word) } else { ring(&*word) };
                         if alarm.is_some() {
                             futex.wake();
                         }

@@ -52,9 +52,7 @@ impl ListenAddresses {
 
     /// From what a member published.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let refuse = |what: String| {
-            Error::environment(what, "all members must run the same version of Phalanx")
-        };
+        let refuse = |what: String| Error::environment(what, "all members must run the same version of Phalanx");
         if bytes.len() > Self::MAX_BYTES {
             return Err(refuse(format!(
                 "a member's addresses take {} bytes; at most {}",
@@ -62,8 +60,7 @@ impl ListenAddresses {
                 Self::MAX_BYTES
             )));
         }
-        serde_json::from_slice(bytes)
-            .map_err(|error| refuse(format!("a member's addresses are unreadable: {error}")))
+        serde_json::from_slice(bytes).map_err(|error| refuse(format!("a member's addresses are unreadable: {error}")))
     }
 }
 
@@ -86,42 +83,20 @@ impl Listeners {
         let address = match &config.interface {
             Some(wanted) => {
                 let found = interface_addresses().map_err(|error| {
-                    Error::environment(
-                        format!("cannot list interfaces: {error}"),
-                        "see getifaddrs(3)",
-                    )
+                    Error::environment(format!("cannot list interfaces: {error}"), "see getifaddrs(3)")
                 })?;
                 choose_address(wanted, config.address, &found)?
             }
             None => config.address,
         };
         let tcp = bind_tcp(address, config.ports.clone())?;
-        let local = socket::local_address(&tcp).map_err(|error| {
-            Error::environment(
-                format!("a listener has no address: {error}"),
-                "see getsockname(2)",
-            )
-        })?;
+        let local = socket::local_address(&tcp)
+            .map_err(|error| Error::environment(format!("a listener has no address: {error}"), "see getsockname(2)"))?;
         let host = HostIdentity::current().map_err(|error| {
-            Error::environment(
-                format!("cannot tell which host this is: {error}"),
-                "mount /proc in the container",
-            )
+            Error::environment(format!("cannot tell which host this is: {error}"), "mount /proc in the container")
         })?;
-        let (unix, name) = if config.shared_memory {
-            bind_unix()?
-        } else {
-            (None, None)
-        };
-        Ok(Self {
-            tcp,
-            unix,
-            addresses: ListenAddresses {
-                tcp: vec![local],
-                unix: name,
-                host,
-            },
-        })
+        let (unix, name) = if config.shared_memory { bind_unix()? } else { (None, None) };
+        Ok(Self { tcp, unix, addresses: ListenAddresses { tcp: vec![local], unix: name, host } })
     }
 
     /// Where this member can be reached.
@@ -141,19 +116,11 @@ fn choose_address(wanted: &str, like: IpAddr, found: &[InterfaceAddress]) -> Res
         let best = found
             .iter()
             .filter(|entry| entry.interface == wanted)
-            .min_by_key(|entry| {
-                (
-                    entry.is_link_local(),
-                    entry.address.is_ipv4() != like.is_ipv4(),
-                )
-            });
+            .min_by_key(|entry| (entry.is_link_local(), entry.address.is_ipv4() != like.is_ipv4()));
         if let Some(entry) = best {
             if entry.is_link_local() {
                 return Err(Error::environment(
-                    format!(
-                        "interface {wanted} has only the link-local address {}",
-                        entry.address
-                    ),
+                    format!("interface {wanted} has only the link-local address {}", entry.address),
                     "give the interface an address that other hosts can reach",
                 ));
             }
@@ -166,10 +133,7 @@ fn choose_address(wanted: &str, like: IpAddr, found: &[InterfaceAddress]) -> Res
         .map(|entry| format!("{} ({})", entry.interface, entry.address))
         .collect();
     Err(Error::environment(
-        format!(
-            "there is no interface {wanted:?} with an address; there are {}",
-            existing.join(", ")
-        ),
+        format!("there is no interface {wanted:?} with an address; there are {}", existing.join(", ")),
         "name one of those, or none to use the one that routes to the rendezvous",
     ))
 }
@@ -180,11 +144,7 @@ fn bind_tcp(address: IpAddr, ports: Option<RangeInclusive<u16>>) -> Result<Owned
         return listen(0).map_err(|error| cannot_listen(address, &error));
     };
     if ports.is_empty() || *ports.start() == 0 {
-        return Err(Error::invalid(format!(
-            "no port range: {}-{}",
-            ports.start(),
-            ports.end()
-        )));
+        return Err(Error::invalid(format!("no port range: {}-{}", ports.start(), ports.end())));
     }
     // Every member of a host begins elsewhere, so that they do not all try the first port together.
     let count = u32::from(*ports.end() - *ports.start()) + 1;
@@ -198,11 +158,7 @@ fn bind_tcp(address: IpAddr, ports: Option<RangeInclusive<u16>>) -> Result<Owned
         }
     }
     Err(Error::environment(
-        format!(
-            "all ports {}-{} of {address} are in use",
-            ports.start(),
-            ports.end()
-        ),
+        format!("all ports {}-{} of {address} are in use", ports.start(), ports.end()),
         "give a range with at least one free port for each rank of the host",
     ))
 }
@@ -216,15 +172,9 @@ fn cannot_listen(address: IpAddr, error: &io::Error) -> Error {
 
 fn bind_unix() -> Result<(Option<OwnedFd>, Option<Vec<u8>>)> {
     let mut random = [0u8; 16];
-    getrandom::fill(&mut random).map_err(|error| {
-        Error::environment(format!("no random numbers: {error}"), "see getrandom(2)")
-    })?;
-    let name = random
-        .iter()
-        .fold(String::from("phalanx-"), |name, byte| {
-            name + &format!("{byte:02x}")
-        })
-        .into_bytes();
+    getrandom::fill(&mut random)
+        .map_err(|error| Error::environment(format!("no random numbers: {error}"), "see getrandom(2)"))?;
+    let name = random.iter().fold(String::from("phalanx-"), |name, byte| name + &format!("{byte:02x}")).into_bytes();
     match unix::listen(&name, BACKLOG) {
         Ok(listener) => Ok((Some(listener), Some(name))),
         Err(error) => {
@@ -241,33 +191,18 @@ mod tests {
     use super::*;
 
     fn config() -> ListenConfig {
-        ListenConfig {
-            address: Ipv4Addr::LOCALHOST.into(),
-            interface: None,
-            ports: None,
-            shared_memory: true,
-        }
+        ListenConfig { address: Ipv4Addr::LOCALHOST.into(), interface: None, ports: None, shared_memory: true }
     }
 
     #[test]
     fn addresses_go_both_ways() {
-        for address in [
-            IpAddr::V4(Ipv4Addr::LOCALHOST),
-            IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ] {
-            let listeners = Listeners::bind(&ListenConfig {
-                address,
-                ..config()
-            })
-            .unwrap();
+        for address in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+            let listeners = Listeners::bind(&ListenConfig { address, ..config() }).unwrap();
             let addresses = listeners.addresses();
             assert_eq!(addresses.tcp[0].ip(), address);
             assert_ne!(addresses.tcp[0].port(), 0);
             assert!(addresses.encode().len() <= ListenAddresses::MAX_BYTES);
-            assert_eq!(
-                &ListenAddresses::decode(&addresses.encode()).unwrap(),
-                addresses
-            );
+            assert_eq!(&ListenAddresses::decode(&addresses.encode()).unwrap(), addresses);
         }
         assert!(ListenAddresses::decode(b"{}").is_err());
         assert!(ListenAddresses::decode(&[b' '; 5000]).is_err());
@@ -275,10 +210,7 @@ mod tests {
 
     #[test]
     fn names_are_not_repeated() {
-        let (first, second) = (
-            Listeners::bind(&config()).unwrap(),
-            Listeners::bind(&config()).unwrap(),
-        );
+        let (first, second) = (Listeners::bind(&config()).unwrap(), Listeners::bind(&config()).unwrap());
         assert_ne!(first.addresses().unix, second.addresses().unix);
     }
 
@@ -286,55 +218,26 @@ mod tests {
     fn a_range_is_kept_and_its_end_is_told() {
         // A port that is free now, as a range of one.
         let port = Listeners::bind(&config()).unwrap().addresses().tcp[0].port();
-        let one = ListenConfig {
-            ports: Some(port..=port),
-            ..config()
-        };
+        let one = ListenConfig { ports: Some(port..=port), ..config() };
         let holder = Listeners::bind(&one).unwrap();
         assert_eq!(holder.addresses().tcp[0].port(), port);
         let error = Listeners::bind(&one).unwrap_err().to_string();
-        assert!(
-            error.contains(&format!("all ports {port}-{port} of 127.0.0.1 are in use")),
-            "{error}"
-        );
+        assert!(error.contains(&format!("all ports {port}-{port} of 127.0.0.1 are in use")), "{error}");
         drop(holder);
         Listeners::bind(&one).unwrap();
-        assert!(
-            Listeners::bind(&ListenConfig {
-                ports: Some(0..=5),
-                ..config()
-            })
-            .is_err()
-        );
+        assert!(Listeners::bind(&ListenConfig { ports: Some(0..=5), ..config() }).is_err());
         #[allow(clippy::reversed_empty_ranges)]
-        let empty = ListenConfig {
-            ports: Some(6..=5),
-            ..config()
-        };
+        let empty = ListenConfig { ports: Some(6..=5), ..config() };
         assert!(Listeners::bind(&empty).is_err());
     }
 
     #[test]
     fn an_interface_is_found_by_name_or_address() {
-        let named = ListenConfig {
-            interface: Some("lo".into()),
-            ..config()
-        };
-        assert_eq!(
-            Listeners::bind(&named).unwrap().addresses().tcp[0].ip(),
-            Ipv4Addr::LOCALHOST
-        );
-        let error = Listeners::bind(&ListenConfig {
-            interface: Some("nope0".into()),
-            ..config()
-        })
-        .unwrap_err();
+        let named = ListenConfig { interface: Some("lo".into()), ..config() };
+        assert_eq!(Listeners::bind(&named).unwrap().addresses().tcp[0].ip(), Ipv4Addr::LOCALHOST);
+        let error = Listeners::bind(&ListenConfig { interface: Some("nope0".into()), ..config() }).unwrap_err();
         assert!(error.to_string().contains("lo (127.0.0.1)"), "{error}");
-        let error = Listeners::bind(&ListenConfig {
-            interface: Some("203.0.113.77".into()),
-            ..config()
-        })
-        .unwrap_err();
+        let error = Listeners::bind(&ListenConfig { interface: Some("203.0.113.77".into()), ..config() }).unwrap_err();
         assert!(error.to_string().contains("there are"), "{error}");
     }
 
@@ -346,25 +249,12 @@ mod tests {
             up: true,
             loopback: false,
         };
-        let found = [
-            entry("eth0", "fe80::1"),
-            entry("eth0", "fd00::2"),
-            entry("eth0", "10.0.0.2"),
-            entry("eth1", "fe80::3"),
-        ];
-        let choose =
-            |wanted: &str, like: &str| choose_address(wanted, like.parse().unwrap(), &found);
+        let found =
+            [entry("eth0", "fe80::1"), entry("eth0", "fd00::2"), entry("eth0", "10.0.0.2"), entry("eth1", "fe80::3")];
+        let choose = |wanted: &str, like: &str| choose_address(wanted, like.parse().unwrap(), &found);
         assert_eq!(choose("eth0", "10.0.0.9"), Ok("10.0.0.2".parse().unwrap()));
         assert_eq!(choose("eth0", "fd00::9"), Ok("fd00::2".parse().unwrap()));
-        assert_eq!(
-            choose("fd00::2", "10.0.0.9"),
-            Ok("fd00::2".parse().unwrap())
-        );
-        assert!(
-            choose("eth1", "10.0.0.9")
-                .unwrap_err()
-                .to_string()
-                .contains("link-local")
-        );
+        assert_eq!(choose("fd00::2", "10.0.0.9"), Ok("fd00::2".parse().unwrap()));
+        assert!(choose("eth1", "10.0.0.9").unwrap_err().to_string().contains("link-local"));
     }
 }

@@ -24,34 +24,16 @@ pub(super) struct Impossible {
 
 impl std::fmt::Display for Impossible {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            counter,
-            found,
-            low,
-            high,
-        } = self;
-        write!(
-            f,
-            "the peer's {counter} counter is {found}; it can only be {low} to {high}"
-        )
+        let Self { counter, found, low, high } = self;
+        write!(f, "the peer's {counter} counter is {found}; it can only be {low} to {high}")
     }
 }
 
 /// Reads the other side's counter, which must lie in `low ..= high`.
-fn read(
-    counter: &impl Counter,
-    name: &'static str,
-    low: u64,
-    high: u64,
-) -> Result<u64, Impossible> {
+fn read(counter: &impl Counter, name: &'static str, low: u64, high: u64) -> Result<u64, Impossible> {
     let found = counter.load(Ordering::Acquire);
     if found < low || found > high {
-        return Err(Impossible {
-            counter: name,
-            found,
-            low,
-            high,
-        });
+        return Err(Impossible { counter: name, found, low, high });
     }
     Ok(found)
 }
@@ -68,11 +50,7 @@ impl Writer {
     /// Of a new ring of `size` bytes, a power of two.
     pub(super) fn new(size: usize) -> Self {
         debug_assert!(size.is_power_of_two());
-        Self {
-            size: size as u64,
-            head: 0,
-            tail_seen: 0,
-        }
+        Self { size: size as u64, head: 0, tail_seen: 0 }
     }
 
     /// How many bytes may be written now. Looks at the reader's counter only when fewer than `wanted` were known.
@@ -113,20 +91,11 @@ impl Reader {
     /// Of a new ring of `size` bytes, a power of two.
     pub(super) fn new(size: usize) -> Self {
         debug_assert!(size.is_power_of_two());
-        Self {
-            size: size as u64,
-            tail: 0,
-            published: 0,
-            head_seen: 0,
-        }
+        Self { size: size as u64, tail: 0, published: 0, head_seen: 0 }
     }
 
     /// How many bytes may be read now. Looks at the writer's counter only when fewer than `wanted` were known.
-    pub(super) fn available(
-        &mut self,
-        wanted: usize,
-        head: &impl Counter,
-    ) -> Result<usize, Impossible> {
+    pub(super) fn available(&mut self, wanted: usize, head: &impl Counter) -> Result<usize, Impossible> {
         if self.known() < wanted {
             self.look(head)?;
         }
@@ -198,10 +167,7 @@ mod tests {
         head.store(u64::MAX, Ordering::Relaxed);
         assert!(reader.look(&head).is_err());
         tail.store(11, Ordering::Relaxed);
-        assert!(
-            writer.room(16, &tail).is_err(),
-            "more read than was written"
-        );
+        assert!(writer.room(16, &tail).is_err(), "more read than was written");
         tail.store(u64::MAX, Ordering::Relaxed);
         assert!(writer.room(16, &tail).is_err());
         assert_eq!(writer.room(6, &tail), Ok(6), "what is known needs no look");

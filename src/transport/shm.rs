@@ -77,10 +77,7 @@ pub(super) fn create_segment(ring_bytes: usize) -> io::Result<Segment> {
 /// Checks the segment of a pair that a peer made.
 pub(super) fn accept_segment(fd: OwnedFd, ring_bytes: usize) -> io::Result<Segment> {
     if !is_ring_size(ring_bytes) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("no size for a ring: {ring_bytes}"),
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("no size for a ring: {ring_bytes}")));
     }
     Segment::from_peer(fd, header_bytes() + 2 * ring_bytes)
 }
@@ -196,19 +193,11 @@ pub struct ShmLane {
 
 impl ShmLane {
     pub(super) fn new(parts: ShmParts, sleeper: Arc<Sleeper>) -> io::Result<Self> {
-        let ShmParts {
-            socket,
-            process,
-            doorbell,
-            pair,
-            peer,
-        } = parts;
+        let ShmParts { socket, process, doorbell, pair, peer } = parts;
         let ring_bytes = pair.ring_bytes;
         sleeper.watch_closing(&socket)?;
         if let Some(process) = &process {
-            sleeper
-                .watch_closing(process)
-                .inspect_err(|_| sleeper.unwatch_closing(&socket))?;
+            sleeper.watch_closing(process).inspect_err(|_| sleeper.unwatch_closing(&socket))?;
         }
         Ok(Self {
             pair,
@@ -265,11 +254,7 @@ impl ShmLane {
     #[cold]
     fn arrived_too_few(&mut self, known: usize) -> Result<usize, LaneError> {
         if let Some(end) = &self.end {
-            return if known > 0 && *end == LaneError::Closed {
-                Ok(known)
-            } else {
-                Err(end.clone())
-            };
+            return if known > 0 && *end == LaneError::Closed { Ok(known) } else { Err(end.clone()) };
         }
         self.looks_in_vain += 1;
         if !self.gone && self.looks_in_vain >= LOOKS_PER_CHECK {
@@ -297,12 +282,7 @@ impl ShmLane {
         if self.reader.take(count, tail) {
             // Against the writer's store of its mark and its look at the tail: see `doorbell`.
             fence(Ordering::SeqCst);
-            if self
-                .pair
-                .writer_waits(self.pair.in_words)
-                .load(Ordering::Relaxed)
-                != 0
-            {
+            if self.pair.writer_waits(self.pair.in_words).load(Ordering::Relaxed) != 0 {
                 self.doorbell.ring();
             }
         }
@@ -310,9 +290,7 @@ impl ShmLane {
 
     fn room(&mut self, wanted: usize) -> Result<usize, LaneError> {
         let tail = self.pair.tail(self.pair.out_words);
-        self.writer
-            .room(wanted, tail)
-            .map_err(|what| self.impossible(what))
+        self.writer.room(wanted, tail).map_err(|what| self.impossible(what))
     }
 }
 
@@ -344,27 +322,17 @@ impl Lane for ShmLane {
             // doubled mapping, since the position is below the ring's size and a piece no longer than it. The sources
             // are slices outside the mapping.
             unsafe {
-                let target = self
-                    .pair
-                    .outgoing
-                    .start()
-                    .as_ptr()
-                    .add(self.writer.position());
+                let target = self.pair.outgoing.start().as_ptr().add(self.writer.position());
                 target.copy_from_nonoverlapping(from_head.as_ptr(), from_head.len());
-                target
-                    .add(from_head.len())
-                    .copy_from_nonoverlapping(from_body.as_ptr(), from_body.len());
+                target.add(from_head.len()).copy_from_nonoverlapping(from_body.as_ptr(), from_body.len());
             }
-            self.writer
-                .publish(piece, self.pair.head(self.pair.out_words));
+            self.writer.publish(piece, self.pair.head(self.pair.out_words));
             self.doorbell.ring();
             written += piece;
         }
         if written > 0 && self.waiting {
             self.waiting = false;
-            self.pair
-                .writer_waits(self.pair.out_words)
-                .store(0, Ordering::Relaxed);
+            self.pair.writer_waits(self.pair.out_words).store(0, Ordering::Relaxed);
         }
         Ok(written)
     }
@@ -375,14 +343,7 @@ impl Lane for ShmLane {
         // SAFETY: `known` bytes from the reader's position are its own until taken, and are one piece of the doubled
         // mapping. A sound peer does not write them; see the module's story on trust.
         Ok(unsafe {
-            std::slice::from_raw_parts(
-                self.pair
-                    .incoming
-                    .start()
-                    .as_ptr()
-                    .add(self.reader.position()),
-                known,
-            )
+            std::slice::from_raw_parts(self.pair.incoming.start().as_ptr().add(self.reader.position()), known)
         })
     }
 
@@ -406,12 +367,7 @@ impl Lane for ShmLane {
             // SAFETY: the source as in `fill`; the target is writable by the caller's promise and no part of the
             // mapping.
             unsafe {
-                let source = self
-                    .pair
-                    .incoming
-                    .start()
-                    .as_ptr()
-                    .add(self.reader.position());
+                let source = self.pair.incoming.start().as_ptr().add(self.reader.position());
                 target.add(read).copy_from_nonoverlapping(source, piece);
             }
             self.take(piece);
@@ -426,9 +382,7 @@ impl Lane for ShmLane {
         }
         if wants_write && !self.waiting {
             self.waiting = true;
-            self.pair
-                .writer_waits(self.pair.out_words)
-                .store(1, Ordering::Relaxed);
+            self.pair.writer_waits(self.pair.out_words).store(1, Ordering::Relaxed);
         }
         // Also the fence between the mark above and the look at the tail below.
         self.sleeper.arm();
@@ -464,10 +418,7 @@ impl Drop for ShmLane {
 }
 
 /// The descriptors that the maker sends: the pair's segment, then its own doorbell.
-pub(super) fn offer_descriptors<'a>(
-    segment: &'a Segment,
-    sleeper: &'a Sleeper,
-) -> [BorrowedFd<'a>; 3] {
+pub(super) fn offer_descriptors<'a>(segment: &'a Segment, sleeper: &'a Sleeper) -> [BorrowedFd<'a>; 3] {
     let [word, event] = sleeper.doorbell_descriptors();
     [segment.as_fd(), word, event]
 }

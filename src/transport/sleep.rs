@@ -23,18 +23,10 @@ const SLICE: Duration = Duration::from_millis(25);
 
 /// Reading only. Room to write is asked for while it is waited for (`want_write`), because a socket nearly always has
 /// room, and an edge for arrived bytes that were taken long ago would be told again as room.
-const READS: Interest = Interest {
-    readable: true,
-    writable: false,
-    edge: true,
-};
+const READS: Interest = Interest { readable: true, writable: false, edge: true };
 
 /// As `READS`, and room to write.
-const READS_AND_WRITES: Interest = Interest {
-    readable: true,
-    writable: true,
-    edge: true,
-};
+const READS_AND_WRITES: Interest = Interest { readable: true, writable: true, edge: true };
 
 /// The place where a process context sleeps. One thread at a time sleeps; a second one waits its turn.
 ///
@@ -56,21 +48,11 @@ impl Sleeper {
         let (doorbell, segment) = Doorbell::create()?;
         let epoll = Epoll::new()?;
         epoll.add(doorbell.event(), 0, READS)?;
-        Ok(Self {
-            doorbell,
-            segment,
-            epoll,
-            carriers: AtomicUsize::new(0),
-            found: Mutex::new(Vec::new()),
-        })
+        Ok(Self { doorbell, segment, epoll, carriers: AtomicUsize::new(0), found: Mutex::new(Vec::new()) })
     }
 
     fn alarm(&self) -> Alarm {
-        if self.carriers.load(Ordering::Acquire) == 0 {
-            Alarm::Word
-        } else {
-            Alarm::Event
-        }
+        if self.carriers.load(Ordering::Acquire) == 0 { Alarm::Word } else { Alarm::Event }
     }
 
     /// From now on the arrival of bytes at `fd`, and its closing, end the sleep. Told at each arrival, not as long as
@@ -85,8 +67,7 @@ impl Sleeper {
 
     /// Whether room to write at the watched `fd` ends the sleep too.
     pub fn want_write(&self, fd: impl AsFd, wanted: bool) -> io::Result<()> {
-        self.epoll
-            .modify(fd, 1, if wanted { READS_AND_WRITES } else { READS })
+        self.epoll.modify(fd, 1, if wanted { READS_AND_WRITES } else { READS })
     }
 
     /// Ends `watch`.
@@ -134,9 +115,7 @@ impl Sleeper {
             if !doorbell::enter(word, alarm) {
                 return;
             }
-            let left = end.map_or(Duration::MAX, |end| {
-                end.saturating_duration_since(Instant::now())
-            });
+            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
             found.clear();
             // The calls fail only on what this struct made wrong; the sleep then ends as by a spurious wake-up, and
             // the caller's deadline still holds.
@@ -167,11 +146,7 @@ mod tests {
 
     fn remote(sleeper: &Sleeper) -> Doorbell {
         let [segment, event] = sleeper.doorbell_descriptors();
-        Doorbell::from_peer(
-            segment.try_clone_to_owned().unwrap(),
-            event.try_clone_to_owned().unwrap(),
-        )
-        .unwrap()
+        Doorbell::from_peer(segment.try_clone_to_owned().unwrap(), event.try_clone_to_owned().unwrap()).unwrap()
     }
 
     #[test]
@@ -182,10 +157,7 @@ mod tests {
         sleeper.sleep(LONG);
         let before = Instant::now();
         sleeper.sleep(Duration::from_millis(60));
-        assert!(
-            before.elapsed() >= Duration::from_millis(60),
-            "one sleep uses up all kicks before it"
-        );
+        assert!(before.elapsed() >= Duration::from_millis(60), "one sleep uses up all kicks before it");
     }
 
     #[test]

@@ -65,12 +65,7 @@ impl TcpLane {
     /// Takes a connected non-blocking socket on which both sides have proved who they are.
     pub(super) fn new(socket: OwnedFd, sleeper: Arc<Sleeper>) -> io::Result<Self> {
         socket::set_no_delay(&socket)?;
-        socket::set_keepalive(
-            &socket,
-            KEEPALIVE_IDLE,
-            KEEPALIVE_INTERVAL,
-            KEEPALIVE_PROBES,
-        )?;
+        socket::set_keepalive(&socket, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES)?;
         let link = format!("tcp {}", socket::peer_address(&socket)?).into();
         sleeper.watch(&socket)?;
         Ok(Self {
@@ -137,10 +132,7 @@ impl TcpLane {
 }
 
 fn is_temporary(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-    )
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 impl Lane for TcpLane {
@@ -156,11 +148,8 @@ impl Lane for TcpLane {
         if self.write_end.is_some() || (head.is_empty() && body.is_empty()) {
             return Ok(0);
         }
-        let outcome = if body.is_empty() {
-            socket::send(&self.socket, head)
-        } else {
-            socket::send_two(&self.socket, head, body)
-        };
+        let outcome =
+            if body.is_empty() { socket::send(&self.socket, head) } else { socket::send_two(&self.socket, head, body) };
         match outcome {
             Ok(count) => Ok(count),
             Err(error) if is_temporary(&error) => Ok(0),
@@ -206,14 +195,7 @@ impl Lane for TcpLane {
             (self.start, self.end) = (0, 0);
             let left = bytes - from_window;
             // SAFETY: the rest of the target, by the caller's promise.
-            let outcome = unsafe {
-                socket::recv_two(
-                    &self.socket,
-                    target.add(from_window),
-                    left,
-                    &mut self.window,
-                )
-            };
+            let outcome = unsafe { socket::recv_two(&self.socket, target.add(from_window), left, &mut self.window) };
             let count = self.note_received(outcome);
             self.end = count.saturating_sub(left);
             if count > 0 {

@@ -78,11 +78,7 @@ impl Signature {
         Some(Self {
             collective: Collective::from_code(bytes[0])?,
             dtype: DataType::from_code(bytes[1])?,
-            op: if bytes[2] == Self::NO_OP {
-                None
-            } else {
-                Some(ReduceOp::from_code(bytes[2])?)
-            },
+            op: if bytes[2] == Self::NO_OP { None } else { Some(ReduceOp::from_code(bytes[2])?) },
             algorithm: Algorithm::from_code(bytes[3])?,
             root: (root != Self::NO_ROOT).then_some(root),
             count: word(8),
@@ -97,11 +93,7 @@ impl fmt::Display for Signature {
         if self.collective == Collective::Barrier {
             return f.write_str("barrier()");
         }
-        write!(
-            f,
-            "{}(count {}, {}",
-            self.collective, self.count, self.dtype
-        )?;
+        write!(f, "{}(count {}, {}", self.collective, self.count, self.dtype)?;
         if let Some(op) = self.op {
             write!(f, ", {op}")?;
         }
@@ -129,10 +121,7 @@ mod tests {
         };
         let mut bytes = signature.encode();
         assert_eq!(Signature::decode(&bytes), Some(signature));
-        assert_eq!(
-            signature.to_string(),
-            "reduce(count 1099511627776, bf16, max, root 3, binomial)"
-        );
+        assert_eq!(signature.to_string(), "reduce(count 1099511627776, bf16, max, root 3, binomial)");
         for (field, nonsense) in [(0, 99), (1, 12), (2, 11), (3, 99)] {
             let kept = std::mem::replace(&mut bytes[field], nonsense);
             assert_eq!(Signature::decode(&bytes), None);

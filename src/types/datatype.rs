@@ -62,11 +62,7 @@ impl DataType {
 
     /// The type with this code on the wire and in the C interface.
     pub const fn from_code(code: u8) -> Option<DataType> {
-        if (code as usize) < Self::ALL.len() {
-            Some(Self::ALL[code as usize])
-        } else {
-            None
-        }
+        if (code as usize) < Self::ALL.len() { Some(Self::ALL[code as usize]) } else { None }
     }
 
     /// The name used on the command line and in messages.
@@ -89,10 +85,7 @@ impl DataType {
 
     /// Whether this is a floating-point type.
     pub const fn is_float(self) -> bool {
-        matches!(
-            self,
-            DataType::F16 | DataType::BF16 | DataType::F32 | DataType::F64
-        )
+        matches!(self, DataType::F16 | DataType::BF16 | DataType::F32 | DataType::F64)
     }
 
     /// Whether this is a 16-bit floating-point type, which accumulates in `f32`.
@@ -125,16 +118,10 @@ impl FromStr for DataType {
             "uint64" => "u64",
             other => other,
         };
-        Self::ALL
-            .into_iter()
-            .find(|dtype| dtype.name() == alias)
-            .ok_or_else(|| {
-                let names: Vec<_> = Self::ALL.iter().map(|dtype| dtype.name()).collect();
-                format!(
-                    "unknown element type {text:?}; expected one of {}",
-                    names.join(", ")
-                )
-            })
+        Self::ALL.into_iter().find(|dtype| dtype.name() == alias).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|dtype| dtype.name()).collect();
+            format!("unknown element type {text:?}; expected one of {}", names.join(", "))
+        })
     }
 }
 

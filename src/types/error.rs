@@ -82,32 +82,23 @@ pub enum Error {
 impl Error {
     /// An argument that cannot be used.
     pub fn invalid(what: impl fmt::Display) -> Self {
-        Self::InvalidArgument {
-            what: what.to_string().into(),
-        }
+        Self::InvalidArgument { what: what.to_string().into() }
     }
 
     /// Something about the machine or the environment, and what to do about it.
     pub fn environment(what: impl fmt::Display, hint: impl fmt::Display) -> Self {
-        Self::Environment {
-            what: what.to_string().into(),
-            hint: hint.to_string().into(),
-        }
+        Self::Environment { what: what.to_string().into(), hint: hint.to_string().into() }
     }
 
     /// A defect.
     pub fn internal(what: impl fmt::Display) -> Self {
-        Self::Internal {
-            what: what.to_string().into(),
-        }
+        Self::Internal { what: what.to_string().into() }
     }
 
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::InvalidArgument { .. } | Self::Mismatch { .. } | Self::Closed { .. } => {
-                Fault::Caller
-            }
+            Self::InvalidArgument { .. } | Self::Mismatch { .. } | Self::Closed { .. } => Fault::Caller,
             Self::PeerFailed { .. } | Self::Timeout { .. } => Fault::Peer,
             Self::Environment { .. } => Fault::Environment,
             Self::Internal { .. } => Fault::Bug,
@@ -126,9 +117,7 @@ impl Error {
             Self::Mismatch { .. } => {
                 "every rank must make the same calls in the same order with the same counts, types, ops and roots"
             }
-            Self::PeerFailed { .. } => {
-                "look at the output of the rank that failed; restart the job"
-            }
+            Self::PeerFailed { .. } => "look at the output of the rank that failed; restart the job",
             Self::Timeout { .. } => {
                 "look at what the ranks waited for are doing; PHALANX_TIMEOUT sets the limit in seconds"
             }
@@ -143,41 +132,23 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InvalidArgument { what } => write!(f, "{what}"),
-            Self::Mismatch {
-                sequence,
-                ours,
-                theirs,
-            } => write!(
+            Self::Mismatch { sequence, ours, theirs } => write!(
                 f,
                 "mismatched calls at operation {sequence}: rank {} called {}, rank {} called {}{}",
                 ours.0,
                 ours.1,
                 theirs.0,
                 theirs.1,
-                if ours.1
-                    == (Signature {
-                        digest: ours.1.digest,
-                        ..theirs.1
-                    })
-                {
+                if ours.1 == (Signature { digest: ours.1.digest, ..theirs.1 }) {
                     " (block lengths, scale factors or the user function differ)"
                 } else {
                     ""
                 }
             ),
-            Self::PeerFailed {
-                rank,
-                operation,
-                detail,
-            } => {
+            Self::PeerFailed { rank, operation, detail } => {
                 write!(f, "rank {rank} failed during {operation}: {detail}")
             }
-            Self::Timeout {
-                operation,
-                waiting_for,
-                waited,
-                detail,
-            } => {
+            Self::Timeout { operation, waiting_for, waited, detail } => {
                 let ranks: Vec<_> = waiting_for.iter().map(ToString::to_string).collect();
                 write!(
                     f,
@@ -186,11 +157,7 @@ impl fmt::Display for Error {
                     if ranks.len() == 1 { "" } else { "s" },
                     ranks.join(", ")
                 )?;
-                if detail.is_empty() {
-                    Ok(())
-                } else {
-                    write!(f, " ({detail})")
-                }
+                if detail.is_empty() { Ok(()) } else { write!(f, " ({detail})") }
             }
             Self::Closed { what } => write!(f, "{what}: the communicator was shut down"),
             Self::Environment { what, .. } => write!(f, "{what}"),

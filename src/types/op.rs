@@ -117,16 +117,10 @@ impl FromStr for ReduceOp {
             "lor" => "logical_or",
             other => other,
         };
-        Self::ALL
-            .into_iter()
-            .find(|op| op.name() == alias)
-            .ok_or_else(|| {
-                let names: Vec<_> = Self::ALL.iter().map(|op| op.name()).collect();
-                format!(
-                    "unknown reduce op {text:?}; expected one of {}",
-                    names.join(", ")
-                )
-            })
+        Self::ALL.into_iter().find(|op| op.name() == alias).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|op| op.name()).collect();
+            format!("unknown reduce op {text:?}; expected one of {}", names.join(", "))
+        })
     }
 }
 
@@ -149,39 +143,22 @@ pub struct Reduction {
 impl Reduction {
     /// `op` without scaling.
     pub const fn new(op: ReduceOp) -> Self {
-        Self {
-            op,
-            prescale: 1.0,
-            postscale: 1.0,
-            function: None,
-        }
+        Self { op, prescale: 1.0, postscale: 1.0, function: None }
     }
 
     /// The user's own function under a name that every rank gives alike.
-    pub fn user(
-        name: &str,
-        function: impl Fn(&mut [u8], &[u8], DataType) + Send + Sync + 'static,
-    ) -> Self {
-        Self {
-            function: Some((name.into(), Arc::new(function))),
-            ..Self::new(ReduceOp::User)
-        }
+    pub fn user(name: &str, function: impl Fn(&mut [u8], &[u8], DataType) + Send + Sync + 'static) -> Self {
+        Self { function: Some((name.into(), Arc::new(function))), ..Self::new(ReduceOp::User) }
     }
 
     /// Multiplies each input by `factor`.
     pub fn prescale(self, factor: f64) -> Self {
-        Self {
-            prescale: factor,
-            ..self
-        }
+        Self { prescale: factor, ..self }
     }
 
     /// Multiplies each result by `factor`.
     pub fn postscale(self, factor: f64) -> Self {
-        Self {
-            postscale: factor,
-            ..self
-        }
+        Self { postscale: factor, ..self }
     }
 }
 
@@ -226,10 +203,7 @@ pub struct Finish {
 
 impl Finish {
     /// Leaves elements as they are.
-    pub const NONE: Finish = Finish {
-        divisor: 1,
-        factor: 1.0,
-    };
+    pub const NONE: Finish = Finish { divisor: 1, factor: 1.0 };
 
     /// Whether there is nothing to do.
     pub fn is_none(&self) -> bool {

@@ -54,32 +54,20 @@ impl View {
     /// The ranks on the same host as `rank`, in order.
     pub fn local_ranks(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
         let host = self.hosts[rank];
-        self.hosts
-            .iter()
-            .enumerate()
-            .filter(move |(_, other)| **other == host)
-            .map(|(rank, _)| rank)
+        self.hosts.iter().enumerate().filter(move |(_, other)| **other == host).map(|(rank, _)| rank)
     }
 
     /// `rank`'s number among the ranks of its host, and how many those are.
     pub fn local(&self, rank: usize) -> (usize, usize) {
-        let local_rank = self
-            .local_ranks(rank)
-            .take_while(|&other| other < rank)
-            .count();
+        let local_rank = self.local_ranks(rank).take_while(|&other| other < rank).count();
         (local_rank, self.local_ranks(rank).count())
     }
 
     /// `rank`'s number among the ranks with the same local rank, one a host, and how many those are.
     pub fn cross(&self, rank: usize) -> (usize, usize) {
         let (local_rank, _) = self.local(rank);
-        let peers: Vec<_> = (0..self.size())
-            .filter(|&other| self.local(other).0 == local_rank)
-            .collect();
-        (
-            peers.iter().take_while(|&&other| other < rank).count(),
-            peers.len(),
-        )
+        let peers: Vec<_> = (0..self.size()).filter(|&other| self.local(other).0 == local_rank).collect();
+        (peers.iter().take_while(|&&other| other < rank).count(), peers.len())
     }
 }
 
@@ -89,10 +77,7 @@ mod tests {
 
     #[test]
     fn local_and_cross_ranks_on_uneven_hosts() {
-        let view = View {
-            generation: Generation::FIRST,
-            hosts: vec![0, 0, 0, 1, 1, 2],
-        };
+        let view = View { generation: Generation::FIRST, hosts: vec![0, 0, 0, 1, 1, 2] };
         let local: Vec<_> = (0..6).map(|rank| view.local(rank)).collect();
         assert_eq!(local, [(0, 3), (1, 3), (2, 3), (0, 2), (1, 2), (0, 1)]);
         let cross: Vec<_> = (0..6).map(|rank| view.cross(rank)).collect();

@@ -67,13 +67,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(
-        socket: OwnedFd,
-        is_unix: bool,
-        stage: Stage,
-        deadline: Instant,
-        link: String,
-    ) -> Self {
+    pub(super) fn new(socket: OwnedFd, is_unix: bool, stage: Stage, deadline: Instant, link: String) -> Self {
         let dialled = matches!(stage, Stage::Connecting(_));
         Self {
             socket,
@@ -84,11 +78,7 @@ impl Connection {
             lane: 0,
             deadline,
             link,
-            interest: Interest {
-                readable: true,
-                writable: dialled,
-                edge: false,
-            },
+            interest: Interest { readable: true, writable: dialled, edge: false },
             output: Vec::new(),
             input: Vec::new(),
             descriptors: Vec::new(),
@@ -153,14 +143,7 @@ impl Connection {
                 bytes.truncate(count);
                 Ok(Some(bytes))
             }
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                Ok(None)
-            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
             Err(error) => Err(Lost::Io(error)),
         }
     }
@@ -180,12 +163,7 @@ impl Connection {
             match socket::recv(&self.socket, &mut sink) {
                 Ok(0) => return true,
                 Ok(_) => {}
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                    ) =>
-                {
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                     return false;
                 }
                 Err(_) => return true,
@@ -197,22 +175,10 @@ impl Connection {
     /// What to be told about next.
     pub(super) fn wanted_interest(&self) -> Interest {
         match self.stage {
-            Stage::Connecting(_) => Interest {
-                readable: false,
-                writable: true,
-                edge: false,
-            },
+            Stage::Connecting(_) => Interest { readable: false, writable: true, edge: false },
             // Told once of bytes that belong to the lane, and again of its closing.
-            Stage::Up => Interest {
-                readable: true,
-                writable: self.has_output(),
-                edge: true,
-            },
-            _ => Interest {
-                readable: true,
-                writable: self.has_output(),
-                edge: false,
-            },
+            Stage::Up => Interest { readable: true, writable: self.has_output(), edge: true },
+            _ => Interest { readable: true, writable: self.has_output(), edge: false },
         }
     }
 }

@@ -23,16 +23,8 @@ const TCP: u64 = 1;
 const UNIX: u64 = 2;
 const FIRST_CONNECTION: u64 = 16;
 
-const LISTENS: Interest = Interest {
-    readable: true,
-    writable: false,
-    edge: false,
-};
-const PAUSES: Interest = Interest {
-    readable: false,
-    writable: false,
-    edge: false,
-};
+const LISTENS: Interest = Interest { readable: true, writable: false, edge: false };
+const PAUSES: Interest = Interest { readable: false, writable: false, edge: false };
 
 /// How many connections are accepted before others are served.
 const ACCEPTS_AT_ONCE: usize = 64;
@@ -117,11 +109,7 @@ impl Driver {
         if let Some(unix) = &listeners.unix {
             epoll.add(unix, UNIX, LISTENS)?;
         }
-        let identity = Identity {
-            job: config.key.job(),
-            generation: config.generation,
-            rank: config.rank as u32,
-        };
+        let identity = Identity { job: config.key.job(), generation: config.generation, rank: config.rank as u32 };
         let peers = config
             .peers
             .iter()
@@ -147,20 +135,12 @@ impl Driver {
         let mut found = Vec::new();
         while !self.shared.stop.load(Ordering::Acquire) {
             let now = Instant::now();
-            let dials = std::mem::take(
-                &mut *self
-                    .shared
-                    .commands
-                    .lock()
-                    .unwrap_or_else(|error| error.into_inner()),
-            );
+            let dials = std::mem::take(&mut *self.shared.commands.lock().unwrap_or_else(|error| error.into_inner()));
             for peer in dials {
                 self.dial(peer, now);
             }
             self.handle_timeouts(now);
-            let timeout = self
-                .next_deadline()
-                .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let timeout = self.next_deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
             found.clear();
             if let Err(error) = self.epoll.wait(timeout, &mut found) {
                 tracing::error!(%error, "the thread that connects cannot wait any more");
@@ -211,10 +191,7 @@ impl Driver {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
                     let code = error.raw_os_error();
-                    if matches!(
-                        code,
-                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-                    ) {
+                    if matches!(code, Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
                         tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n)");
                         self.evict();
                         self.pause_accepting(now);
@@ -226,12 +203,7 @@ impl Driver {
         }
     }
 
-    fn greet(
-        &mut self,
-        socket: std::os::fd::OwnedFd,
-        is_unix: bool,
-        now: Instant,
-    ) -> io::Result<()> {
+    fn greet(&mut self, socket: std::os::fd::OwnedFd, is_unix: bool, now: Instant) -> io::Result<()> {
         Self::count(&self.shared.counters.accepted);
         let link = match is_unix {
             true => "unix".into(),
@@ -239,8 +211,7 @@ impl Driver {
         };
         let machine = Responder::new(&self.config.key, self.identity, random()?);
         let deadline = now + self.config.timeouts.handshake;
-        let connection =
-            Connection::new(socket, is_unix, Stage::Responding(machine), deadline, link);
+        let connection = Connection::new(socket, is_unix, Stage::Responding(machine), deadline, link);
         if is_unix {
             // Another user of this machine cannot belong to the job, and need not be listened to.
             let credentials = unix::peer_credentials(&connection.socket)?;
@@ -249,13 +220,7 @@ impl Driver {
                 return Ok(());
             }
         }
-        if self
-            .connections
-            .values()
-            .filter(|connection| connection.is_pending())
-            .count()
-            >= self.config.max_pending
-        {
+        if self.connections.values().filter(|connection| connection.is_pending()).count() >= self.config.max_pending {
             self.evict();
         }
         self.insert(connection)?;
@@ -264,10 +229,7 @@ impl Driver {
 
     /// Drops the oldest connection that has not proved itself.
     fn evict(&mut self) {
-        let oldest = self
-            .connections
-            .iter()
-            .find(|(_, connection)| connection.is_pending());
+        let oldest = self.connections.iter().find(|(_, connection)| connection.is_pending());
         if let Some((&key, _)) = oldest
             && let Some(connection) = self.remove(key)
         {
@@ -346,21 +308,13 @@ impl Driver {
         }
     }
 
-    fn advance(
-        &mut self,
-        key: u64,
-        connection: &mut Connection,
-        ready: Readiness,
-        now: Instant,
-    ) -> Result<Next, End> {
+    fn advance(&mut self, key: u64, connection: &mut Connection, ready: Readiness, now: Instant) -> Result<Next, End> {
         if let Stage::Connecting(_) = connection.stage {
             if !ready.writable {
                 return Ok(Next::Keep);
             }
             socket::take_error(&connection.socket)?;
-            if let Stage::Connecting(mut machine) =
-                std::mem::replace(&mut connection.stage, Stage::Up)
-            {
+            if let Stage::Connecting(mut machine) = std::mem::replace(&mut connection.stage, Stage::Up) {
                 connection.queue(&machine.poll_output());
                 connection.stage = Stage::Initiating(machine);
             }
@@ -371,11 +325,7 @@ impl Driver {
                 Stage::Up if ready.hung_up => return Err(Lost::Closed.into()),
                 Stage::Up => return Ok(Next::Keep),
                 Stage::Lingering => {
-                    return Ok(if connection.discard() {
-                        Next::Close
-                    } else {
-                        Next::Keep
-                    });
+                    return Ok(if connection.discard() { Next::Close } else { Next::Keep });
                 }
                 _ => {}
             }
@@ -418,13 +368,7 @@ impl Driver {
         Ok(Next::Keep)
     }
 
-    fn respond(
-        &mut self,
-        key: u64,
-        connection: &mut Connection,
-        bytes: &[u8],
-        now: Instant,
-    ) -> Result<Next, End> {
+    fn respond(&mut self, key: u64, connection: &mut Connection, bytes: &[u8], now: Instant) -> Result<Next, End> {
         let Stage::Responding(machine) = &mut connection.stage else {
             return Ok(Next::Close);
         };
@@ -434,8 +378,7 @@ impl Driver {
             match self.decide(key, connection.is_unix, &hello, now) {
                 Ok(deadline) => {
                     machine.accept();
-                    (connection.peer, connection.attempt) =
-                        (Some(hello.from as usize), hello.attempt);
+                    (connection.peer, connection.attempt) = (Some(hello.from as usize), hello.attempt);
                     connection.deadline = deadline;
                     next_stage = Some(match hello.purpose {
                         Purpose::Tcp { lane, .. } => {
@@ -487,37 +430,24 @@ impl Driver {
 
     fn offer(&mut self, connection: &mut Connection) -> Result<(), End> {
         let ring_bytes = self.config.ring_bytes;
-        let made = shm::create_segment(ring_bytes).and_then(|segment| {
-            Pair::map(&segment, ring_bytes, Side::Maker).map(|pair| (segment, pair))
-        });
+        let made = shm::create_segment(ring_bytes)
+            .and_then(|segment| Pair::map(&segment, ring_bytes, Side::Maker).map(|pair| (segment, pair)));
         match made {
             Ok((segment, pair)) => {
-                let message = ShmMessage::Offer {
-                    ring_bytes: ring_bytes as u64,
-                };
-                Self::send_message(
-                    connection,
-                    message,
-                    &shm::offer_descriptors(&segment, &self.sleeper),
-                )?;
+                let message = ShmMessage::Offer { ring_bytes: ring_bytes as u64 };
+                Self::send_message(connection, message, &shm::offer_descriptors(&segment, &self.sleeper))?;
                 connection.stage = Stage::Offered(Box::new(pair));
                 Ok(())
             }
             Err(error) => {
                 // So that the other side knows before it would find the socket closed.
                 let _ = Self::send_message(connection, ShmMessage::NoOffer, &[]);
-                Err(End::Shm(format!(
-                    "no shared memory of 2 x {ring_bytes} bytes can be had: {error}"
-                )))
+                Err(End::Shm(format!("no shared memory of 2 x {ring_bytes} bytes can be had: {error}")))
             }
         }
     }
 
-    fn exchange(
-        &mut self,
-        connection: &mut Connection,
-        message: Option<ShmMessage>,
-    ) -> Result<Next, End> {
+    fn exchange(&mut self, connection: &mut Connection, message: Option<ShmMessage>) -> Result<Next, End> {
         let stage = std::mem::replace(&mut connection.stage, Stage::Lingering);
         match (stage, message) {
             (Stage::Offered(pair), Some(ShmMessage::Reply)) => {
@@ -525,9 +455,9 @@ impl Driver {
                 Self::send_message(connection, ShmMessage::Commit, &[])?;
                 Ok(Next::Shm(Box::new((*pair, doorbell))))
             }
-            (Stage::Offered(_), Some(ShmMessage::NoReply)) => Err(End::Shm(
-                "the other side could not use the shared memory that it was offered".into(),
-            )),
+            (Stage::Offered(_), Some(ShmMessage::NoReply)) => {
+                Err(End::Shm("the other side could not use the shared memory that it was offered".into()))
+            }
             (Stage::AwaitsOffer, Some(ShmMessage::Offer { ring_bytes })) => {
                 match Self::take_offer(connection, ring_bytes) {
                     Ok(link) => {
@@ -538,27 +468,21 @@ impl Driver {
                     }
                     Err(error) => {
                         let _ = Self::send_message(connection, ShmMessage::NoReply, &[]);
-                        Err(End::Shm(format!(
-                            "the shared memory that was offered cannot be used: {error}"
-                        )))
+                        Err(End::Shm(format!("the shared memory that was offered cannot be used: {error}")))
                     }
                 }
             }
-            (Stage::AwaitsOffer, Some(ShmMessage::NoOffer)) => Err(End::Shm(
-                "the other side has no shared memory to offer".into(),
-            )),
+            (Stage::AwaitsOffer, Some(ShmMessage::NoOffer)) => {
+                Err(End::Shm("the other side has no shared memory to offer".into()))
+            }
             (Stage::AwaitsCommit(link), Some(ShmMessage::Commit)) => Ok(Next::Shm(link)),
-            _ => Err(End::Shm(
-                "the other side sent something else than agreed".into(),
-            )),
+            _ => Err(End::Shm("the other side sent something else than agreed".into())),
         }
     }
 
     fn take_doorbell(connection: &mut Connection) -> Result<Doorbell, End> {
         let Some([word, event]) = exchange::exactly(&mut connection.descriptors) else {
-            return Err(End::Shm(
-                "the other side sent other descriptors than agreed".into(),
-            ));
+            return Err(End::Shm("the other side sent other descriptors than agreed".into()));
         };
         Doorbell::from_peer(word, event)
             .map_err(|error| End::Shm(format!("the other side's doorbell cannot be used: {error}")))
@@ -569,33 +493,19 @@ impl Driver {
         let Some([segment, word, event]) = exchange::exactly(&mut connection.descriptors) else {
             return Err(wrong("other descriptors than agreed"));
         };
-        let ring_bytes =
-            usize::try_from(ring_bytes).map_err(|_| wrong("a ring larger than memory"))?;
+        let ring_bytes = usize::try_from(ring_bytes).map_err(|_| wrong("a ring larger than memory"))?;
         let segment = shm::accept_segment(segment, ring_bytes)?;
-        Ok((
-            Pair::map(&segment, ring_bytes, Side::Taker)?,
-            Doorbell::from_peer(word, event)?,
-        ))
+        Ok((Pair::map(&segment, ring_bytes, Side::Taker)?, Doorbell::from_peer(word, event)?))
     }
 
     /// What a lane needs besides memory.
-    pub(super) fn shm_parts(
-        connection: Connection,
-        link: (Pair, Doorbell),
-        peer: usize,
-    ) -> ShmParts {
+    pub(super) fn shm_parts(connection: Connection, link: (Pair, Doorbell), peer: usize) -> ShmParts {
         // Without its process at hand (another process-id namespace), the socket alone tells the peer's end.
         let process = unix::peer_credentials(&connection.socket)
             .ok()
             .and_then(|credentials| credentials.process)
             .and_then(|process| PidFd::open(process).ok());
-        ShmParts {
-            socket: connection.socket,
-            process,
-            doorbell: link.1,
-            pair: link.0,
-            peer,
-        }
+        ShmParts { socket: connection.socket, process, doorbell: link.1, pair: link.0, peer }
     }
 
     // Ends.
@@ -630,26 +540,13 @@ impl Driver {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let pending = self
-            .connections
-            .values()
-            .filter(|connection| connection.is_pending());
+        let pending = self.connections.values().filter(|connection| connection.is_pending());
         let peers = self.peers.values().filter_map(Peer::next_deadline);
-        pending
-            .map(|connection| connection.deadline)
-            .chain(peers)
-            .chain(self.accept_again_at)
-            .min()
+        pending.map(|connection| connection.deadline).chain(peers).chain(self.accept_again_at).min()
     }
 
     /// Whether what a proved initiator wants may be; the deadline until which it must be done.
-    fn decide(
-        &mut self,
-        key: u64,
-        is_unix: bool,
-        hello: &Hello,
-        now: Instant,
-    ) -> Result<Instant, Refusal> {
+    fn decide(&mut self, key: u64, is_unix: bool, hello: &Hello, now: Instant) -> Result<Instant, Refusal> {
         let (lane, lanes) = match hello.purpose {
             Purpose::Tcp { lane, lanes } if !is_unix => (lane, lanes),
             Purpose::Shm if is_unix => (0, 1),

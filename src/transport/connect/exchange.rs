@@ -65,15 +65,7 @@ mod tests {
     #[test]
     fn messages_go_both_ways() {
         use ShmMessage::*;
-        for message in [
-            Offer {
-                ring_bytes: 1 << 20,
-            },
-            NoOffer,
-            Reply,
-            NoReply,
-            Commit,
-        ] {
+        for message in [Offer { ring_bytes: 1 << 20 }, NoOffer, Reply, NoReply, Commit] {
             let bytes = message.encode();
             assert_eq!(ShmMessage::decode(&bytes), Some(message));
             for bit in 0..64 {

@@ -73,10 +73,7 @@ pub struct ConnectTimeouts {
 
 impl Default for ConnectTimeouts {
     fn default() -> Self {
-        Self {
-            dial: Duration::from_secs(30),
-            handshake: Duration::from_secs(10),
-        }
+        Self { dial: Duration::from_secs(30), handshake: Duration::from_secs(10) }
     }
 }
 
@@ -125,21 +122,12 @@ impl ConnectorConfig {
     }
 
     fn check(&self, own: &ListenAddresses) -> Result<()> {
-        let largest = self
-            .peers
-            .iter()
-            .map(|peer| peer.rank)
-            .chain([self.rank])
-            .max()
-            .unwrap_or(0);
+        let largest = self.peers.iter().map(|peer| peer.rank).chain([self.rank]).max().unwrap_or(0);
         if u32::try_from(largest).is_err() {
             return Err(Error::invalid(format!("rank {largest} is beyond 32 bits")));
         }
         if !(1..=MAX_LANES).contains(&self.sockets_per_peer) {
-            return Err(Error::invalid(format!(
-                "{} sockets a peer; expected 1 to {MAX_LANES}",
-                self.sockets_per_peer
-            )));
+            return Err(Error::invalid(format!("{} sockets a peer; expected 1 to {MAX_LANES}", self.sockets_per_peer)));
         }
         if !shm::is_ring_size(self.ring_bytes) {
             return Err(Error::invalid(format!(
@@ -150,9 +138,7 @@ impl ConnectorConfig {
             )));
         }
         if self.max_pending == 0 {
-            return Err(Error::invalid(
-                "at least one connection must be allowed to prove itself",
-            ));
+            return Err(Error::invalid("at least one connection must be allowed to prove itself"));
         }
         if self.transport == TransportPolicy::Shm {
             for peer in self.peers.iter().filter(|peer| peer.rank != self.rank) {
@@ -169,9 +155,7 @@ fn require_shm(own: &ListenAddresses, peer: &PeerAddress) -> Result<()> {
     let what = if peer.addresses.host.boot != own.host.boot {
         format!("shared memory was demanded, but rank {rank} is on another machine")
     } else if peer.addresses.host.network != own.host.network {
-        format!(
-            "shared memory was demanded, but rank {rank} is in another network namespace (another container?)"
-        )
+        format!("shared memory was demanded, but rank {rank} is in another network namespace (another container?)")
     } else if peer.addresses.host.user != own.host.user {
         format!("shared memory was demanded, but rank {rank} runs as another user")
     } else if peer.addresses.unix.is_none() || own.unix.is_none() {
@@ -179,10 +163,7 @@ fn require_shm(own: &ListenAddresses, peer: &PeerAddress) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::environment(
-        what,
-        "run all ranks on one host as one user, or allow TCP",
-    ))
+    Err(Error::environment(what, "run all ranks on one host as one user, or allow TCP"))
 }
 
 /// What has happened at a connector so far.
@@ -243,10 +224,7 @@ impl Connector {
     ) -> Result<Self> {
         config.check(listeners.addresses())?;
         let failed = |error: io::Error| {
-            Error::environment(
-                format!("cannot start connecting: {error}"),
-                "raise the limit of open files (ulimit -n)",
-            )
+            Error::environment(format!("cannot start connecting: {error}"), "raise the limit of open files (ulimit -n)")
         };
         let shared = Arc::new(Shared {
             commands: Mutex::new(Vec::new()),
@@ -254,24 +232,12 @@ impl Connector {
             stop: AtomicBool::new(false),
             counters: Counters::default(),
         });
-        let ranks = config
-            .peers
-            .iter()
-            .map(|peer| peer.rank + 1)
-            .max()
-            .unwrap_or(0);
+        let ranks = config.peers.iter().map(|peer| peer.rank + 1).max().unwrap_or(0);
         let dialled = (0..ranks).map(|_| AtomicBool::new(false)).collect();
-        let driver = driver::Driver::new(listeners, config, sleeper, deliver, shared.clone())
-            .map_err(failed)?;
-        let thread = std::thread::Builder::new()
-            .name("phalanx-connect".into())
-            .spawn(move || driver.run())
-            .map_err(failed)?;
-        Ok(Self {
-            shared,
-            dialled,
-            thread: Some(thread),
-        })
+        let driver = driver::Driver::new(listeners, config, sleeper, deliver, shared.clone()).map_err(failed)?;
+        let thread =
+            std::thread::Builder::new().name("phalanx-connect".into()).spawn(move || driver.run()).map_err(failed)?;
+        Ok(Self { shared, dialled, thread: Some(thread) })
     }
 
     /// Asks for a connection to `peer`. Returns at once; the outcome is delivered. Asking again, or for a peer that is
@@ -294,11 +260,7 @@ impl Connector {
     }
 
     fn command(&self, peer: usize) {
-        self.shared
-            .commands
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(peer);
+        self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner).push(peer);
         // An event descriptor of our own cannot fail.
         let _ = self.shared.wake.signal();
     }

@@ -129,40 +129,23 @@ impl Driver {
             TransportPolicy::Shm => true,
         };
         let deadline = peer.wanted.map_or(now, |(_, until)| until);
-        let id =
-            u64::from_le_bytes(random().map_err(|error| ("random numbers".into(), error.into()))?);
+        let id = u64::from_le_bytes(random().map_err(|error| ("random numbers".into(), error.into()))?);
         let addresses = &peer.address.addresses;
         let same_machine = addresses.host.boot == own.host.boot;
         let target = addresses.tcp.get(peer.next_address).copied();
         let unix = addresses.unix.clone();
-        let lanes = if shm || same_machine {
-            1
-        } else {
-            self.config.sockets_per_peer
-        };
-        peer.state = State::Dialling(Attempt {
-            id,
-            deadline,
-            lanes: vec![None; lanes.into()],
-        });
+        let lanes = if shm || same_machine { 1 } else { self.config.sockets_per_peer };
+        peer.state = State::Dialling(Attempt { id, deadline, lanes: vec![None; lanes.into()] });
         for lane in 0..lanes {
             let link = match (shm, target) {
                 (true, _) => format!("unix socket of rank {rank}"),
                 (false, Some(target)) => format!("tcp {target}"),
                 (false, None) => "no tcp address".into(),
             };
-            let purpose = if shm {
-                Purpose::Shm
-            } else {
-                Purpose::Tcp { lane, lanes }
-            };
-            let begun =
-                self.begin_lane(rank, id, purpose, unix.as_deref(), target, deadline, &link);
+            let purpose = if shm { Purpose::Shm } else { Purpose::Tcp { lane, lanes } };
+            let begun = self.begin_lane(rank, id, purpose, unix.as_deref(), target, deadline, &link);
             let key = begun.map_err(|error| (link, error.into()))?;
-            if let Some(Peer {
-                state: State::Dialling(attempt),
-                ..
-            }) = self.peers.get_mut(&rank)
+            if let Some(Peer { state: State::Dialling(attempt), .. }) = self.peers.get_mut(&rank)
                 && let Some(slot) = attempt.lanes.get_mut(usize::from(lane))
             {
                 *slot = Some(key);
@@ -182,12 +165,7 @@ impl Driver {
         deadline: Instant,
         link: &str,
     ) -> io::Result<u64> {
-        let nothing = || {
-            io::Error::new(
-                io::ErrorKind::AddrNotAvailable,
-                "the peer published no such address",
-            )
-        };
+        let nothing = || io::Error::new(io::ErrorKind::AddrNotAvailable, "the peer published no such address");
         let hello = Hello {
             job: self.identity.job,
             generation: self.identity.generation,
@@ -203,20 +181,13 @@ impl Driver {
                 let target = target.ok_or_else(nothing)?;
                 // From the chosen interface, like what is accepted.
                 let own = self.listeners.addresses().tcp.first().copied();
-                let from = own
-                    .filter(|own| own.is_ipv4() == target.is_ipv4() && !own.ip().is_unspecified());
+                let from = own.filter(|own| own.is_ipv4() == target.is_ipv4() && !own.ip().is_unspecified());
                 socket::tcp_connect(&target, from)?
             }
         };
         let is_unix = purpose == Purpose::Shm;
         let machine = Initiator::new(&self.config.key, &hello);
-        let mut connection = Connection::new(
-            socket,
-            is_unix,
-            Stage::Connecting(machine),
-            deadline,
-            link.into(),
-        );
+        let mut connection = Connection::new(socket, is_unix, Stage::Connecting(machine), deadline, link.into());
         (connection.peer, connection.attempt) = (Some(rank), attempt);
         if let Purpose::Tcp { lane, .. } = purpose {
             connection.lane = lane;
@@ -247,10 +218,7 @@ impl Driver {
         let deadline = now + self.config.timeouts.handshake;
         let own_rank = self.config.rank;
         let Some(peer) = self.peers.get_mut(&rank) else {
-            return Err(Refusal::WrongRank {
-                asked: hello.from,
-                serving: hello.to,
-            });
+            return Err(Refusal::WrongRank { asked: hello.from, serving: hello.to });
         };
         match &mut peer.state {
             State::Connected => return Err(Refusal::Busy),
@@ -262,20 +230,14 @@ impl Driver {
                         *slot = Some(key);
                         Ok(attempt.deadline)
                     }
-                    _ => Err(Refusal::Malformed(
-                        "a lane that does not belong to its attempt",
-                    )),
+                    _ => Err(Refusal::Malformed("a lane that does not belong to its attempt")),
                 };
             }
             State::Idle | State::Pausing { .. } | State::Dialling(_) | State::Accepting(_) => {}
         }
         // A newer attempt takes the place of whatever there was: the peer has given its older one up, and our own
         // gives way to a lower rank's.
-        let mut attempt = Attempt {
-            id: hello.attempt,
-            deadline,
-            lanes: vec![None; lanes.into()],
-        };
+        let mut attempt = Attempt { id: hello.attempt, deadline, lanes: vec![None; lanes.into()] };
         if let Some(slot) = attempt.lanes.get_mut(usize::from(lane)) {
             *slot = Some(key);
         }
@@ -296,26 +258,18 @@ impl Driver {
 
     /// Delivers a TCP peer when all its lanes are up.
     pub(super) fn complete(&mut self, rank: usize) {
-        let Some(Peer {
-            state: State::Dialling(attempt) | State::Accepting(attempt),
-            ..
-        }) = self.peers.get(&rank)
+        let Some(Peer { state: State::Dialling(attempt) | State::Accepting(attempt), .. }) = self.peers.get(&rank)
         else {
             return;
         };
         let keys: Option<Vec<u64>> = attempt.lanes.iter().copied().collect();
         let is_up = |key: &u64| {
-            self.connections
-                .get(key)
-                .is_some_and(|one| matches!(one.stage, Stage::Up) && !one.has_output())
+            self.connections.get(key).is_some_and(|one| matches!(one.stage, Stage::Up) && !one.has_output())
         };
         let Some(keys) = keys.filter(|keys| keys.iter().all(is_up)) else {
             return;
         };
-        let connections: Vec<Connection> = keys
-            .into_iter()
-            .filter_map(|key| self.remove(key))
-            .collect();
+        let connections: Vec<Connection> = keys.into_iter().filter_map(|key| self.remove(key)).collect();
         let lanes: io::Result<Vec<Box<dyn Lane>>> = connections
             .into_iter()
             .map(|connection| {
@@ -329,10 +283,7 @@ impl Driver {
     /// Delivers a peer with which memory is shared.
     pub(super) fn complete_shm(&mut self, connection: Connection, link: (Pair, Doorbell)) {
         let Some(rank) = connection.peer else { return };
-        let lane = ShmLane::new(
-            Self::shm_parts(connection, link, rank),
-            self.sleeper.clone(),
-        );
+        let lane = ShmLane::new(Self::shm_parts(connection, link, rank), self.sleeper.clone());
         self.finish(rank, lane.map(|lane| vec![Box::new(lane) as Box<dyn Lane>]));
     }
 
@@ -346,10 +297,7 @@ impl Driver {
         if let Some(peer) = self.peers.get_mut(&rank) {
             (peer.state, peer.wanted) = (State::Connected, None);
         }
-        self.shared
-            .counters
-            .connected
-            .fetch_add(1, Ordering::Relaxed);
+        self.shared.counters.connected.fetch_add(1, Ordering::Relaxed);
         if let Ok(lanes) = &outcome
             && let Some(first) = lanes.first()
         {
@@ -375,13 +323,7 @@ impl Driver {
     }
 
     /// A connection of a known peer has ended before it was a lane.
-    pub(super) fn handle_lane_end(
-        &mut self,
-        rank: usize,
-        connection: &Connection,
-        end: End,
-        now: Instant,
-    ) {
+    pub(super) fn handle_lane_end(&mut self, rank: usize, connection: &Connection, end: End, now: Instant) {
         let Some(peer) = self.peers.get(&rank) else {
             return;
         };
@@ -408,13 +350,7 @@ impl Driver {
             return;
         };
         // The peer is expected to try again; if this side wants it, it tries too, a little later.
-        let after = if peer.wanted.is_some() {
-            State::Pausing {
-                until: now + FIRST_PAUSE,
-            }
-        } else {
-            State::Idle
-        };
+        let after = if peer.wanted.is_some() { State::Pausing { until: now + FIRST_PAUSE } } else { State::Idle };
         let before = std::mem::replace(&mut peer.state, after);
         self.abandon(before);
     }
@@ -437,34 +373,19 @@ impl Driver {
             _ => None,
         };
         match (end, kind) {
-            (
-                End::Handshake(HandshakeError {
-                    refusal: Refusal::Busy,
-                    ..
-                }),
-                _,
-            ) => {
-                peer.state = State::Pausing {
-                    until: now + BUSY_PAUSE,
-                };
+            (End::Handshake(HandshakeError { refusal: Refusal::Busy, .. }), _) => {
+                peer.state = State::Pausing { until: now + BUSY_PAUSE };
             }
             (End::Handshake(error), _) => {
                 let what = format!("rank {rank} cannot be connected at {link}: {error}");
                 self.fail(
                     rank,
-                    Error::environment(
-                        what,
-                        "start all ranks in one launch, with one version and one job key",
-                    ),
+                    Error::environment(what, "start all ranks in one launch, with one version and one job key"),
                 );
             }
             (End::Shm(what), _) if self.config.transport == TransportPolicy::Shm => {
-                let what =
-                    format!("shared memory was demanded, but with rank {rank} it failed: {what}");
-                self.fail(
-                    rank,
-                    Error::environment(what, "allow more memory, or allow TCP"),
-                );
+                let what = format!("shared memory was demanded, but with rank {rank} it failed: {what}");
+                self.fail(rank, Error::environment(what, "allow more memory, or allow TCP"));
             }
             (End::Shm(what), _) => {
                 tracing::warn!(rank, why = %what, "no shared memory with this rank: TCP is used, which is slower");
@@ -481,9 +402,7 @@ impl Driver {
                     | io::ErrorKind::WouldBlock,
                 ),
             ) => {
-                peer.state = State::Pausing {
-                    until: now + peer.pause,
-                };
+                peer.state = State::Pausing { until: now + peer.pause };
                 peer.pause = (2 * peer.pause).min(LAST_PAUSE);
             }
             _ if has_other_address => {
@@ -502,10 +421,7 @@ impl Driver {
             }
             _ => {
                 let what = format!("rank {rank} cannot be reached: {trouble}");
-                self.fail(
-                    rank,
-                    Error::environment(what, "check the address, the interface and the firewall"),
-                );
+                self.fail(rank, Error::environment(what, "check the address, the interface and the firewall"));
             }
         }
     }
@@ -524,11 +440,7 @@ impl Driver {
             match (&peer.state, peer.wanted) {
                 (_, Some((since, until))) if until <= now => {
                     let detail = if peer.last_trouble.is_empty() {
-                        peer.address
-                            .addresses
-                            .tcp
-                            .first()
-                            .map_or_else(String::new, |address| format!("tcp {address}"))
+                        peer.address.addresses.tcp.first().map_or_else(String::new, |address| format!("tcp {address}"))
                     } else {
                         std::mem::take(&mut peer.last_trouble)
                     };

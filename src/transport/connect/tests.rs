@@ -31,13 +31,7 @@ impl Member {
 }
 
 fn bind(address: IpAddr) -> Listeners {
-    Listeners::bind(&ListenConfig {
-        address,
-        interface: None,
-        ports: None,
-        shared_memory: true,
-    })
-    .unwrap()
+    Listeners::bind(&ListenConfig { address, interface: None, ports: None, shared_memory: true }).unwrap()
 }
 
 fn key() -> JobKey {
@@ -50,22 +44,14 @@ fn start(listeners: Listeners, config: ConnectorConfig) -> Member {
     let (sender, outcomes) = mpsc::channel();
     let deliver = Box::new(move |peer, outcome| drop(sender.send((peer, outcome))));
     let connector = Connector::start_lanes(listeners, config, sleeper.clone(), deliver).unwrap();
-    Member {
-        connector,
-        sleeper,
-        outcomes,
-        addresses,
-    }
+    Member { connector, sleeper, outcomes, addresses }
 }
 
 fn addresses(listeners: &[Listeners]) -> Vec<PeerAddress> {
     listeners
         .iter()
         .enumerate()
-        .map(|(rank, listeners)| PeerAddress {
-            rank,
-            addresses: listeners.addresses().clone(),
-        })
+        .map(|(rank, listeners)| PeerAddress { rank, addresses: listeners.addresses().clone() })
         .collect()
 }
 
@@ -137,22 +123,17 @@ fn until_end(lane: &mut dyn Lane, sleeper: &Sleeper) -> LaneError {
 
 /// Both sides send a pattern at once and check what comes.
 fn converse(ours: (&mut dyn Lane, &Sleeper), theirs: (&mut dyn Lane, &Sleeper)) {
-    let pattern: Vec<u8> = (0..1_500_000u32)
-        .map(|index| (index.wrapping_mul(2654435761) >> 13) as u8)
-        .collect();
+    let pattern: Vec<u8> = (0..1_500_000u32).map(|index| (index.wrapping_mul(2654435761) >> 13) as u8).collect();
     let run = |lane: &mut dyn Lane, sleeper: &Sleeper| {
         let (mut sent, mut have) = (0, 0);
         let mut bytes = vec![0; pattern.len()];
         while sent < pattern.len() || have < pattern.len() {
-            let wrote = lane.write(
-                &pattern[sent..(sent + 7).min(pattern.len())],
-                &pattern[(sent + 7).min(pattern.len())..],
-            );
+            let wrote =
+                lane.write(&pattern[sent..(sent + 7).min(pattern.len())], &pattern[(sent + 7).min(pattern.len())..]);
             let wrote = wrote.unwrap();
             sent += wrote;
             // SAFETY: the rest of a buffer of our own.
-            let read = unsafe { lane.read_into(bytes[have..].as_mut_ptr(), pattern.len() - have) }
-                .unwrap();
+            let read = unsafe { lane.read_into(bytes[have..].as_mut_ptr(), pattern.len() - have) }.unwrap();
             have += read;
             if wrote == 0 && read == 0 && lane.prepare_sleep(sent < pattern.len()) {
                 sleeper.sleep(SOON);
@@ -182,20 +163,11 @@ fn two_members_converse_over_each_carrier() {
         assert_eq!((peer, theirs.len(), theirs[0].kind()), (1, 1, kind));
         let (peer, mut ours) = members[1].lanes();
         assert_eq!((peer, ours.len(), ours[0].kind()), (0, 1, kind));
-        converse(
-            (&mut *ours[0], &members[1].sleeper),
-            (&mut *theirs[0], &members[0].sleeper),
-        );
+        converse((&mut *ours[0], &members[1].sleeper), (&mut *theirs[0], &members[0].sleeper));
         write_all(&mut *ours[0], &members[1].sleeper, b"the end");
         drop(ours);
-        assert_eq!(
-            read_exactly(&mut *theirs[0], &members[0].sleeper, 7),
-            b"the end"
-        );
-        assert_eq!(
-            until_end(&mut *theirs[0], &members[0].sleeper),
-            LaneError::Closed
-        );
+        assert_eq!(read_exactly(&mut *theirs[0], &members[0].sleeper, 7), b"the end");
+        assert_eq!(until_end(&mut *theirs[0], &members[0].sleeper), LaneError::Closed);
     }
 }
 
@@ -213,11 +185,7 @@ fn all_lanes_are_there_or_none() {
         write_all(&mut *ours[lane], &members[0].sleeper, &[lane as u8]);
     }
     for lane in 0..4 {
-        assert_eq!(
-            read_exactly(&mut *theirs[lane], &members[1].sleeper, 1),
-            [lane as u8],
-            "lanes keep their numbers"
-        );
+        assert_eq!(read_exactly(&mut *theirs[lane], &members[1].sleeper, 1), [lane as u8], "lanes keep their numbers");
     }
 }
 
@@ -234,18 +202,10 @@ fn simultaneous_dials_settle_on_one_connection() {
             let (_, mut ours) = members[0].lanes();
             let (_, mut theirs) = members[1].lanes();
             write_all(&mut *ours[0], &members[0].sleeper, b"ping");
-            assert_eq!(
-                read_exactly(&mut *theirs[0], &members[1].sleeper, 4),
-                b"ping"
-            );
+            assert_eq!(read_exactly(&mut *theirs[0], &members[1].sleeper, 4), b"ping");
             write_all(&mut *theirs[0], &members[1].sleeper, b"pong");
             assert_eq!(read_exactly(&mut *ours[0], &members[0].sleeper, 4), b"pong");
-            assert!(
-                members
-                    .iter()
-                    .all(|member| member.outcomes.try_recv().is_err()),
-                "delivered once"
-            );
+            assert!(members.iter().all(|member| member.outcomes.try_recv().is_err()), "delivered once");
         }
     }
 }
@@ -256,17 +216,12 @@ fn a_whole_job_connects_at_once() {
     for policy in [TransportPolicy::Auto, TransportPolicy::Tcp] {
         let members = job(RANKS, policy);
         for (rank, member) in members.iter().enumerate() {
-            (0..RANKS)
-                .filter(|&peer| peer != rank)
-                .for_each(|peer| member.connector.dial(peer));
+            (0..RANKS).filter(|&peer| peer != rank).for_each(|peer| member.connector.dial(peer));
         }
         for (rank, member) in members.iter().enumerate() {
             let mut peers: Vec<usize> = (1..RANKS).map(|_| member.lanes().0).collect();
             peers.sort_unstable();
-            assert_eq!(
-                peers,
-                (0..RANKS).filter(|&peer| peer != rank).collect::<Vec<_>>()
-            );
+            assert_eq!(peers, (0..RANKS).filter(|&peer| peer != rank).collect::<Vec<_>>());
         }
     }
 }
@@ -287,10 +242,7 @@ fn refusal(change: impl Fn(&mut ConnectorConfig)) -> Error {
     members[1].connector.dial(0);
     let (peer, outcome) = members[1].next();
     assert_eq!(peer, 0);
-    assert!(
-        members[0].outcomes.try_recv().is_err(),
-        "the other side hears nothing of it"
-    );
+    assert!(members[0].outcomes.try_recv().is_err(), "the other side hears nothing of it");
     outcome.err().unwrap()
 }
 
@@ -300,12 +252,7 @@ fn who_does_not_belong_is_told_why() {
     assert!(error.to_string().contains("another job"), "{error}");
     assert_eq!(error.fault(), Fault::Environment);
     let error = refusal(|config| config.generation = Generation(7));
-    assert!(
-        error
-            .to_string()
-            .contains("generation 7 was asked for; the other side serves generation 1"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("generation 7 was asked for; the other side serves generation 1"), "{error}");
     let error = refusal(|config| config.rank = 5);
     assert!(error.to_string().contains("rank 0 answered"), "{error}");
 }
@@ -314,20 +261,14 @@ fn who_does_not_belong_is_told_why() {
 fn a_dead_peer_is_an_error_at_once() {
     for policy in [TransportPolicy::Auto, TransportPolicy::Tcp] {
         let listeners = bind(LOCAL);
-        let gone = PeerAddress {
-            rank: 1,
-            addresses: bind(LOCAL).addresses().clone(),
-        };
+        let gone = PeerAddress { rank: 1, addresses: bind(LOCAL).addresses().clone() };
         let mut config = ConnectorConfig::new(0, Generation(1), key(), vec![gone]);
         config.transport = policy;
         let member = start(listeners, config);
         member.connector.dial(1);
         let (_, outcome) = member.next();
         let error = outcome.err().unwrap();
-        assert!(
-            matches!(&error, Error::PeerFailed { rank: 1, .. }),
-            "{error}"
-        );
+        assert!(matches!(&error, Error::PeerFailed { rank: 1, .. }), "{error}");
         // And it may be asked for again.
         member.connector.redial(1);
         assert!(member.next().1.is_err());
@@ -338,37 +279,24 @@ fn a_dead_peer_is_an_error_at_once() {
 fn a_silent_peer_is_a_timeout() {
     // It listens and never accepts.
     let silent = bind(LOCAL);
-    let peer = PeerAddress {
-        rank: 1,
-        addresses: silent.addresses().clone(),
-    };
+    let peer = PeerAddress { rank: 1, addresses: silent.addresses().clone() };
     let mut config = ConnectorConfig::new(0, Generation(1), key(), vec![peer]);
     config.timeouts.dial = Duration::from_millis(100);
     let member = start(bind(LOCAL), config);
     member.connector.dial(1);
     let error = member.next().1.err().unwrap();
-    assert!(
-        matches!(&error, Error::Timeout { waiting_for, .. } if *waiting_for == [1]),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Timeout { waiting_for, .. } if *waiting_for == [1]), "{error}");
 }
 
 #[test]
 fn shared_memory_across_hosts_is_refused() {
-    let mut peer = PeerAddress {
-        rank: 1,
-        addresses: bind(LOCAL).addresses().clone(),
-    };
+    let mut peer = PeerAddress { rank: 1, addresses: bind(LOCAL).addresses().clone() };
     peer.addresses.host.boot ^= 1;
     let mut config = ConnectorConfig::new(0, Generation(1), key(), vec![peer]);
     config.transport = TransportPolicy::Shm;
     let sleeper = Arc::new(Sleeper::new().unwrap());
-    let error =
-        Connector::start_lanes(bind(LOCAL), config, sleeper, Box::new(|_, _| ())).unwrap_err();
-    assert!(
-        error.to_string().contains("rank 1 is on another machine"),
-        "{error}"
-    );
+    let error = Connector::start_lanes(bind(LOCAL), config, sleeper, Box::new(|_, _| ())).unwrap_err();
+    assert!(error.to_string().contains("rank 1 is on another machine"), "{error}");
     assert_eq!(error.fault(), Fault::Environment);
 }
 
@@ -381,32 +309,22 @@ fn strangers_are_dropped_and_disturb_nobody() {
     });
     let address = members[0].addresses.tcp[0];
     // More silent ones than are held, and some that talk.
-    let silent: Vec<TcpStream> = (0..200)
-        .map(|_| TcpStream::connect(address).unwrap())
-        .collect();
+    let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
     let mut noisy = TcpStream::connect(address).unwrap();
-    noisy
-        .write_all(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n")
-        .unwrap();
+    noisy.write_all(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n").unwrap();
     assert_eq!(noisy.read(&mut [0; 16]).unwrap_or(0), 0, "no answer");
 
     members[1].connector.dial(0);
     let (_, mut ours) = members[1].lanes();
     let (_, mut theirs) = members[0].lanes();
     write_all(&mut *ours[0], &members[1].sleeper, b"still here");
-    assert_eq!(
-        read_exactly(&mut *theirs[0], &members[0].sleeper, 10),
-        b"still here"
-    );
+    assert_eq!(read_exactly(&mut *theirs[0], &members[0].sleeper, 10), b"still here");
 
     // Every silent one is closed in the end.
     for mut stream in silent {
         assert_eq!(stream.read(&mut [0; 16]).unwrap_or(0), 0);
     }
     let counters = members[0].connector.counters();
-    assert_eq!(
-        (counters.strangers, counters.accepted, counters.connected),
-        (201, 202, 1)
-    );
+    assert_eq!((counters.strangers, counters.accepted, counters.connected), (201, 202, 1));
     assert!(counters.evicted >= 184, "{counters:?}");
 }

@@ -30,8 +30,7 @@ impl JobKey {
     /// A new key from the kernel's random source. Fails only where there is none.
     pub fn generate() -> Result<Self, String> {
         let mut bytes = [0; 32];
-        getrandom::fill(&mut bytes)
-            .map_err(|error| format!("no random numbers for the job key: {error}"))?;
+        getrandom::fill(&mut bytes).map_err(|error| format!("no random numbers for the job key: {error}"))?;
         Ok(Self(bytes))
     }
 
@@ -39,11 +38,7 @@ impl JobKey {
     pub fn from_hex(text: &str) -> Result<Self, String> {
         let digits: &[u8] = text.trim().as_bytes();
         if digits.len() != 2 * Self::BYTES {
-            return Err(format!(
-                "a job key has {} hexadecimal digits; found {}",
-                2 * Self::BYTES,
-                digits.len()
-            ));
+            return Err(format!("a job key has {} hexadecimal digits; found {}", 2 * Self::BYTES, digits.len()));
         }
         let mut bytes = [0; 32];
         for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
@@ -135,17 +130,9 @@ mod tests {
         let again = JobKey::from_hex(&format!(" {}\n", key.to_hex().to_uppercase())).unwrap();
         assert_eq!(again.0, key.0);
         assert_ne!(JobKey::generate().unwrap().0, key.0);
-        assert!(
-            JobKey::from_hex("12")
-                .unwrap_err()
-                .contains("64 hexadecimal digits; found 2")
-        );
+        assert!(JobKey::from_hex("12").unwrap_err().contains("64 hexadecimal digits; found 2"));
         let wrong = "g".repeat(64);
-        assert!(
-            !JobKey::from_hex(&wrong)
-                .unwrap_err()
-                .contains('g'.to_string().repeat(3).as_str())
-        );
+        assert!(!JobKey::from_hex(&wrong).unwrap_err().contains('g'.to_string().repeat(3).as_str()));
         assert!(JobKey::from_hex(&"é".repeat(32)).is_err());
     }
 
@@ -153,10 +140,7 @@ mod tests {
     fn the_key_is_not_printed() {
         let key = JobKey::from_bytes([0x5a; 32]);
         let printed = format!("{key:?} {:?}", key.job());
-        assert!(
-            !printed.contains("5a5a") && !printed.contains("90, 90"),
-            "{printed}"
-        );
+        assert!(!printed.contains("5a5a") && !printed.contains("90, 90"), "{printed}");
     }
 
     /// RFC 4231, test case 1 with the zero bytes that the padding adds anyway, checks that the padded key is HMAC's.
@@ -165,10 +149,7 @@ mod tests {
         let key = JobKey::from_bytes([0x0b; 32]);
         let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&[0x0b; 32]).unwrap();
         mac.update(b"label\0text");
-        assert_eq!(
-            key.prove("label", b"text"),
-            <[u8; 32]>::from(mac.finalize().into_bytes())
-        );
+        assert_eq!(key.prove("label", b"text"), <[u8; 32]>::from(mac.finalize().into_bytes()));
         assert!(key.verify("label", b"text", &key.prove("label", b"text")));
         assert!(!key.verify("other", b"text", &key.prove("label", b"text")));
     }

@@ -88,15 +88,9 @@ const REFUSAL_BYTES: usize = 1 + 8 + 8;
 
 impl Kind {
     fn from_code(code: u8) -> Option<Self> {
-        [
-            Kind::Hello,
-            Kind::Challenge,
-            Kind::Proof,
-            Kind::Verdict,
-            Kind::Refusal,
-        ]
-        .into_iter()
-        .find(|kind| *kind as u8 == code)
+        [Kind::Hello, Kind::Challenge, Kind::Proof, Kind::Verdict, Kind::Refusal]
+            .into_iter()
+            .find(|kind| *kind as u8 == code)
     }
 
     fn body_bytes(self) -> usize {
@@ -200,10 +194,7 @@ fn decode_verdict(cursor: &mut Cursor<'_>) -> Option<Verdict> {
     let body: [u8; REFUSAL_BYTES] = cursor.take();
     let mut values = Cursor(&body);
     let [code] = values.take();
-    let (first, second) = (
-        u64::from_le_bytes(values.take()),
-        u64::from_le_bytes(values.take()),
-    );
+    let (first, second) = (u64::from_le_bytes(values.take()), u64::from_le_bytes(values.take()));
     let verdict = match code {
         0 => Verdict::Accepted,
         _ => Verdict::Refused(Refusal::from_wire(code, first, second)?),
@@ -217,36 +208,19 @@ fn decode(kind: Kind, body: &[u8]) -> Result<Body, Refusal> {
         Kind::Hello => {
             let job = JobDigest(cursor.take());
             let generation = Generation(u64::from_le_bytes(cursor.take()));
-            let (from, to) = (
-                u32::from_le_bytes(cursor.take()),
-                u32::from_le_bytes(cursor.take()),
-            );
+            let (from, to) = (u32::from_le_bytes(cursor.take()), u32::from_le_bytes(cursor.take()));
             let purpose = match cursor.take() {
-                [0, lane, lanes, 0] if lane < lanes && lanes <= MAX_LANES => {
-                    Purpose::Tcp { lane, lanes }
-                }
+                [0, lane, lanes, 0] if lane < lanes && lanes <= MAX_LANES => Purpose::Tcp { lane, lanes },
                 [1, 0, 1, 0] => Purpose::Shm,
                 _ => return Err(Refusal::Malformed("no such purpose")),
             };
             let attempt = u64::from_le_bytes(cursor.take());
-            Body::Hello(Hello {
-                job,
-                generation,
-                from,
-                to,
-                purpose,
-                attempt,
-                nonce: cursor.take(),
-            })
+            Body::Hello(Hello { job, generation, from, to, purpose, attempt, nonce: cursor.take() })
         }
-        Kind::Challenge => Body::Challenge {
-            nonce: cursor.take(),
-            proof: cursor.take(),
-        },
+        Kind::Challenge => Body::Challenge { nonce: cursor.take(), proof: cursor.take() },
         Kind::Proof => Body::Proof(cursor.take()),
         Kind::Verdict => {
-            let verdict =
-                decode_verdict(&mut cursor).ok_or(Refusal::Malformed("no such verdict"))?;
+            let verdict = decode_verdict(&mut cursor).ok_or(Refusal::Malformed("no such verdict"))?;
             Body::Verdict(verdict, cursor.take())
         }
         Kind::Refusal => match decode_verdict(&mut cursor) {
@@ -275,9 +249,7 @@ impl Collector {
         // A stranger is known by its first byte; there is no need to wait for twelve.
         let magic = self.bytes.len().min(MAGIC.len());
         if self.bytes[..magic] != MAGIC[..magic] {
-            return Err(HandshakeError::found(Refusal::Malformed(
-                "it does not begin like one",
-            )));
+            return Err(HandshakeError::found(Refusal::Malformed("it does not begin like one")));
         }
         if self.kind.is_none() && self.bytes.len() == PREAMBLE_BYTES {
             self.kind = Some(self.preamble()?);
@@ -301,15 +273,11 @@ impl Collector {
             // The same in all versions, and perhaps just what the version is about.
             Some(Kind::Refusal) => Ok(Kind::Refusal),
             Some(Kind::Hello) if version != VERSION => {
-                Err(HandshakeError::found(Refusal::Version {
-                    initiator: version,
-                    responder: VERSION,
-                }))
+                Err(HandshakeError::found(Refusal::Version { initiator: version, responder: VERSION }))
             }
-            _ if version != VERSION => Err(HandshakeError::found(Refusal::Version {
-                initiator: VERSION,
-                responder: version,
-            })),
+            _ if version != VERSION => {
+                Err(HandshakeError::found(Refusal::Version { initiator: VERSION, responder: version }))
+            }
             Some(kind) if zero == 0 => Ok(kind),
             _ => Err(HandshakeError::found(Refusal::Malformed("no such message"))),
         }

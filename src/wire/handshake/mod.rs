@@ -92,9 +92,7 @@ impl Initiator {
 
     fn handle(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
         if bytes.len() > self.wanted() {
-            return Err(HandshakeError::found(Refusal::Malformed(
-                "more bytes than asked for",
-            )));
+            return Err(HandshakeError::found(Refusal::Malformed("more bytes than asked for")));
         }
         let Some(message) = self.collector.take(bytes)? else {
             return Ok(());
@@ -103,22 +101,17 @@ impl Initiator {
             (_, Body::Refusal(refusal)) => Err(HandshakeError::told(refusal)),
             (InitiatorState::AwaitsChallenge, Body::Challenge { nonce, proof }) => {
                 self.transcript.extend_from_slice(&nonce);
-                if !self
-                    .key
-                    .verify("phalanx responder", &self.transcript, &proof)
-                {
+                if !self.key.verify("phalanx responder", &self.transcript, &proof) {
                     // It is told, so that it can count and log.
                     self.output = messages::encode_refusal(Refusal::WrongKey);
                     return Err(HandshakeError::found(Refusal::WrongKey));
                 }
-                self.output =
-                    messages::encode_proof(&self.key.prove("phalanx initiator", &self.transcript));
+                self.output = messages::encode_proof(&self.key.prove("phalanx initiator", &self.transcript));
                 self.state = InitiatorState::AwaitsVerdict;
                 Ok(())
             }
             (InitiatorState::AwaitsVerdict, Body::Verdict(verdict, proof)) => {
-                self.transcript
-                    .extend_from_slice(&messages::encode_verdict_body(verdict));
+                self.transcript.extend_from_slice(&messages::encode_verdict_body(verdict));
                 if !self.key.verify("phalanx verdict", &self.transcript, &proof) {
                     return Err(HandshakeError::found(Refusal::WrongKey));
                 }
@@ -130,9 +123,7 @@ impl Initiator {
                     Verdict::Refused(refusal) => Err(HandshakeError::told(refusal)),
                 }
             }
-            _ => Err(HandshakeError::found(Refusal::Malformed(
-                "a message out of turn",
-            ))),
+            _ => Err(HandshakeError::found(Refusal::Malformed("a message out of turn"))),
         }
     }
 }
@@ -221,9 +212,7 @@ impl Responder {
 
     fn handle(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
         if bytes.len() > self.wanted() {
-            return Err(HandshakeError::found(Refusal::Malformed(
-                "more bytes than asked for",
-            )));
+            return Err(HandshakeError::found(Refusal::Malformed("more bytes than asked for")));
         }
         let Some(message) = self.collector.take(bytes)? else {
             return Ok(());
@@ -240,18 +229,13 @@ impl Responder {
                 Ok(())
             }
             (ResponderState::AwaitsProof(hello), Body::Proof(proof)) => {
-                if !self
-                    .key
-                    .verify("phalanx initiator", &self.transcript, &proof)
-                {
+                if !self.key.verify("phalanx initiator", &self.transcript, &proof) {
                     return Err(HandshakeError::found(Refusal::WrongKey));
                 }
                 self.state = ResponderState::Decides(hello);
                 Ok(())
             }
-            _ => Err(HandshakeError::found(Refusal::Malformed(
-                "a message out of turn",
-            ))),
+            _ => Err(HandshakeError::found(Refusal::Malformed("a message out of turn"))),
         }
     }
 
@@ -262,16 +246,10 @@ impl Responder {
             return Err(Refusal::WrongJob);
         }
         if hello.generation != self.identity.generation {
-            return Err(Refusal::WrongGeneration {
-                asked: hello.generation.0,
-                serving: self.identity.generation.0,
-            });
+            return Err(Refusal::WrongGeneration { asked: hello.generation.0, serving: self.identity.generation.0 });
         }
         if hello.to != self.identity.rank || hello.from == self.identity.rank {
-            return Err(Refusal::WrongRank {
-                asked: hello.to,
-                serving: self.identity.rank,
-            });
+            return Err(Refusal::WrongRank { asked: hello.to, serving: self.identity.rank });
         }
         Ok(())
     }
@@ -293,8 +271,7 @@ impl Responder {
     }
 
     fn give(&mut self, verdict: Verdict) {
-        self.transcript
-            .extend_from_slice(&messages::encode_verdict_body(verdict));
+        self.transcript.extend_from_slice(&messages::encode_verdict_body(verdict));
         let proof = self.key.prove("phalanx verdict", &self.transcript);
         self.output = messages::encode_verdict(verdict, &proof);
     }

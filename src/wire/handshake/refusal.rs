@@ -42,10 +42,7 @@ impl Refusal {
     /// Its code and two values on the wire.
     pub(super) fn to_wire(self) -> (u8, u64, u64) {
         match self {
-            Refusal::Version {
-                initiator,
-                responder,
-            } => (1, initiator.into(), responder.into()),
+            Refusal::Version { initiator, responder } => (1, initiator.into(), responder.into()),
             Refusal::WrongJob => (2, 0, 0),
             Refusal::WrongKey => (3, 0, 0),
             Refusal::WrongGeneration { asked, serving } => (4, asked, serving),
@@ -58,20 +55,11 @@ impl Refusal {
 
     pub(super) fn from_wire(code: u8, first: u64, second: u64) -> Option<Self> {
         Some(match code {
-            1 => Refusal::Version {
-                initiator: first.try_into().ok()?,
-                responder: second.try_into().ok()?,
-            },
+            1 => Refusal::Version { initiator: first.try_into().ok()?, responder: second.try_into().ok()? },
             2 => Refusal::WrongJob,
             3 => Refusal::WrongKey,
-            4 => Refusal::WrongGeneration {
-                asked: first,
-                serving: second,
-            },
-            5 => Refusal::WrongRank {
-                asked: first.try_into().ok()?,
-                serving: second.try_into().ok()?,
-            },
+            4 => Refusal::WrongGeneration { asked: first, serving: second },
+            5 => Refusal::WrongRank { asked: first.try_into().ok()?, serving: second.try_into().ok()? },
             6 => Refusal::Busy,
             7 => Refusal::Transport,
             8 => Refusal::Malformed("the peer could make nothing of it"),
@@ -83,23 +71,14 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Version {
-                initiator,
-                responder,
-            } => write!(
+            Refusal::Version { initiator, responder } => write!(
                 f,
                 "protocol versions differ: {initiator} dialled {responder}; install the same version of Phalanx everywhere"
             ),
-            Refusal::WrongJob => write!(
-                f,
-                "the address belongs to another job, or the job keys differ"
-            ),
+            Refusal::WrongJob => write!(f, "the address belongs to another job, or the job keys differ"),
             Refusal::WrongKey => write!(f, "the job keys differ"),
             Refusal::WrongGeneration { asked, serving } => {
-                write!(
-                    f,
-                    "generation {asked} was asked for; the other side serves generation {serving}"
-                )
+                write!(f, "generation {asked} was asked for; the other side serves generation {serving}")
             }
             Refusal::WrongRank { asked, serving } => {
                 write!(f, "rank {asked} was asked for; rank {serving} answered")
@@ -122,32 +101,17 @@ pub struct HandshakeError {
 
 impl HandshakeError {
     pub(super) fn found(refusal: Refusal) -> Self {
-        Self {
-            refusal,
-            by_peer: false,
-        }
+        Self { refusal, by_peer: false }
     }
 
     pub(super) fn told(refusal: Refusal) -> Self {
-        Self {
-            refusal,
-            by_peer: true,
-        }
+        Self { refusal, by_peer: true }
     }
 }
 
 impl fmt::Display for HandshakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} ({})",
-            self.refusal,
-            if self.by_peer {
-                "said the peer"
-            } else {
-                "found on this side"
-            }
-        )
+        write!(f, "{} ({})", self.refusal, if self.by_peer { "said the peer" } else { "found on this side" })
     }
 }
 
