@@ -31,10 +31,12 @@
 mod atomic;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod conformance;
+pub mod connect;
 mod contract;
 mod doorbell;
 pub mod inproc;
 mod lane;
+pub mod listen;
 mod ring;
 pub mod shm;
 pub mod sleep;
