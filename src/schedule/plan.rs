@@ -5,7 +5,7 @@ use super::algorithms::{
     binomial, bruck, chain, direct, dissemination, double_tree, doubling, halving, hierarchical, linear, ordered,
     pairwise, ring,
 };
-use super::builder::{Builder, Group, in_a_row, split_evenly};
+use super::builder::{Builder, Group, in_a_row, join, split_evenly};
 use super::topology::Hosts;
 use super::{Buffer, PlanError, PlanRequest, Schedule, Shape, Span};
 use crate::types::{Algorithm, Collective};
@@ -54,7 +54,7 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Schedule, PlanError> {
         Collective::Barrier => dissemination::barrier(&mut builder, planner.group),
         Collective::SendRecv => {}
     }
-    Ok(builder.build(request))
+    Ok(builder.build(request.algorithm, planner.partials_travel()))
 }
 
 /// Refuses what cannot be planned.
@@ -143,6 +143,20 @@ impl Planner<'_> {
         use Algorithm::{Linear, OneShot, TwoShot};
         let &PlanRequest { deterministic, size, algorithm, .. } = self.request;
         deterministic && size > 1 && !matches!(algorithm, OneShot | TwoShot | Linear)
+    }
+
+    /// Whether any rank's plan has partial results; all ranks must say the same. Between two ranks, one combination is
+    /// the whole reduction.
+    fn partials_travel(&self) -> bool {
+        use Algorithm::{Hierarchical, Linear, OneShot, TwoShot};
+        let &PlanRequest { collective, size, algorithm, deterministic, .. } = self.request;
+        let reduces = matches!(collective, Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter);
+        let raw = match algorithm {
+            OneShot | TwoShot | Linear => true,
+            Hierarchical => self.hosts.count() == 1,
+            _ => false,
+        };
+        reduces && size > 2 && !deterministic && !raw
     }
 
     fn is_root(&self) -> bool {
@@ -294,12 +308,16 @@ impl Planner<'_> {
         let targets = in_a_row(Buffer::Output, 0, recv);
         let mut sources = in_a_row(self.input(), 0, send);
         if self.request.in_place && self.request.algorithm != Algorithm::Bruck {
+            // What arrives lands where something else waits to leave; this rank's own block stays where it is.
+            let rank = self.request.rank;
             let kept = builder.reserve(send.iter().sum());
             let outgoing = in_a_row(kept.buffer, kept.start, send);
             builder.step();
-            builder.copy(Span::new(Buffer::Output, 0, kept.count), kept);
+            for others in [0..rank, rank + 1..send.len()].into_iter().filter(|others| !others.is_empty()) {
+                builder.copy(join(&sources[others.clone()]), join(&outgoing[others]));
+            }
             sources = outgoing;
-            sources[self.request.rank] = targets[self.request.rank];
+            sources[rank] = targets[rank];
         }
         match self.request.algorithm {
             Algorithm::Pairwise => pairwise::alltoall(builder, self.group, &sources, &targets),

@@ -66,7 +66,6 @@ pub(in crate::schedule) fn allreduce(
         if hosts.count() > 1 {
             let column = place.column();
             let group = Group { ranks: &column, me: hosts.host_of(rank) };
-            builder.partials_travel();
             if shard.count <= LONGEST_DOUBLED_SHARD {
                 doubling::allreduce(builder, group, shard, shard, finish);
             } else if hosts.count() <= MOST_DIRECT_HOSTS {
@@ -152,8 +151,8 @@ pub(in crate::schedule) fn allgather(builder: &mut Builder, hosts: &Hosts, rank:
     };
     let owner = place.local % place.owners;
     builder.step();
-    builder.copy(own, parts[rank]);
     if place.is_owner() {
+        builder.copy(own, parts[rank]);
         for &member in place.host.iter().skip(place.local).step_by(place.owners).skip(1) {
             builder.recv(member, parts[member]);
         }
