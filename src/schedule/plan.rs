@@ -54,7 +54,28 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Schedule, PlanError> {
         Collective::Barrier => dissemination::barrier(&mut builder, planner.group),
         Collective::SendRecv => {}
     }
-    Ok(builder.build(request.algorithm, planner.partials_travel()))
+    Ok(builder.build(
+        request.algorithm,
+        partials_travel(request.collective, request.algorithm, &planner.hosts, request.deterministic),
+    ))
+}
+
+/// Whether any rank's plan has partial results; all ranks must say the same. Between two ranks, one combination is the
+/// whole reduction.
+pub(super) fn partials_travel(
+    collective: Collective,
+    algorithm: Algorithm,
+    hosts: &Hosts,
+    deterministic: bool,
+) -> bool {
+    use Algorithm::{Hierarchical, Linear, OneShot, TwoShot};
+    let reduces = matches!(collective, Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter);
+    let raw = match algorithm {
+        OneShot | TwoShot | Linear => true,
+        Hierarchical => hosts.count() == 1,
+        _ => false,
+    };
+    reduces && hosts.size() > 2 && !deterministic && !raw
 }
 
 /// Refuses what cannot be planned.
@@ -143,20 +164,6 @@ impl Planner<'_> {
         use Algorithm::{Linear, OneShot, TwoShot};
         let &PlanRequest { deterministic, size, algorithm, .. } = self.request;
         deterministic && size > 1 && !matches!(algorithm, OneShot | TwoShot | Linear)
-    }
-
-    /// Whether any rank's plan has partial results; all ranks must say the same. Between two ranks, one combination is
-    /// the whole reduction.
-    fn partials_travel(&self) -> bool {
-        use Algorithm::{Hierarchical, Linear, OneShot, TwoShot};
-        let &PlanRequest { collective, size, algorithm, deterministic, .. } = self.request;
-        let reduces = matches!(collective, Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter);
-        let raw = match algorithm {
-            OneShot | TwoShot | Linear => true,
-            Hierarchical => self.hosts.count() == 1,
-            _ => false,
-        };
-        reduces && size > 2 && !deterministic && !raw
     }
 
     fn is_root(&self) -> bool {
