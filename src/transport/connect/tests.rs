@@ -1,3 +1,5 @@
+//! Members of one process that connect for real.
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 use std::sync::mpsc;
@@ -79,6 +81,83 @@ fn on_other_machines(config: &mut ConnectorConfig) {
     let own = config.rank;
     for peer in config.peers.iter_mut().filter(|peer| peer.rank != own) {
         peer.addresses.host.boot ^= 1 + peer.rank as u128;
+    }
+}
+
+/// The contract of this room, over the real carriers.
+mod conformance {
+    use super::*;
+    use crate::transport::conformance::{Carrier, Pair, Side};
+    use crate::transport::stream::StreamConfig;
+
+    fn pair(change: impl Fn(&mut ConnectorConfig)) -> Pair {
+        let listeners = vec![bind(LOCAL), bind(LOCAL)];
+        let peers = addresses(&listeners);
+        let mut sides = Vec::new();
+        for (rank, listeners) in listeners.into_iter().enumerate() {
+            let mut config = ConnectorConfig::new(rank, Generation(1), key(), peers.clone());
+            change(&mut config);
+            let sleeper = Arc::new(Sleeper::new().unwrap());
+            let (sender, outcomes) = mpsc::channel();
+            let deliver: DeliverEndpoint = Box::new(move |_, outcome| drop(sender.send(outcome)));
+            let connector = Connector::start(listeners, config, sleeper.clone(), deliver).unwrap();
+            sides.push((connector, sleeper, outcomes));
+        }
+        sides[0].0.dial(1);
+        let mut made = sides.iter().map(|(_connector, sleeper, outcomes)| {
+            let endpoint: Result<Box<dyn Endpoint>> = outcomes.recv_timeout(SOON).unwrap();
+            let sleeper = sleeper.clone();
+            Side::new(endpoint.unwrap(), move |limit| sleeper.sleep(limit))
+        });
+        let (a, b) = (made.next().unwrap(), made.next().unwrap());
+        Pair { a, b }
+    }
+
+    fn carrier(kind: TransportKind, change: fn(&mut ConnectorConfig)) -> Carrier {
+        Carrier { pair: Box::new(move || pair(change)), eager_limit: StreamConfig::for_kind(kind).eager_limit }
+    }
+
+    mod shm {
+        use super::*;
+
+        fn carrier() -> Carrier {
+            super::carrier(TransportKind::Shm, |config| config.transport = TransportPolicy::Shm)
+        }
+
+        crate::transport::conformance::suite!(carrier());
+    }
+
+    mod small_ring {
+        use super::*;
+
+        fn carrier() -> Carrier {
+            super::carrier(TransportKind::Shm, |config| config.ring_bytes = crate::transport::shm::MIN_RING_BYTES)
+        }
+
+        crate::transport::conformance::suite!(carrier());
+    }
+
+    mod tcp {
+        use super::*;
+
+        fn carrier() -> Carrier {
+            super::carrier(TransportKind::Tcp, |config| config.transport = TransportPolicy::Tcp)
+        }
+
+        crate::transport::conformance::suite!(carrier());
+    }
+
+    mod striped_tcp {
+        use super::*;
+
+        fn carrier() -> Carrier {
+            super::carrier(TransportKind::Tcp, |config| {
+                on_other_machines(config);
+                config.sockets_per_peer = 3;
+            })
+        }
+
+        crate::transport::conformance::suite!(carrier());
     }
 }
 
