@@ -114,7 +114,13 @@ mod conformance {
     }
 
     fn carrier(kind: TransportKind, change: fn(&mut ConnectorConfig)) -> Carrier {
-        Carrier { pair: Box::new(move || pair(change)), eager_limit: StreamConfig::for_kind(kind).eager_limit }
+        let config = StreamConfig::for_kind(kind);
+        Carrier {
+            pair: Box::new(move || pair(change)),
+            eager_limit: config.eager_limit,
+            early_budget: config.early_budget,
+            ready_limit: config.ready_limit,
+        }
     }
 
     mod shm {
