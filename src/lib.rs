@@ -8,4 +8,12 @@ pub mod schedule;
 
 pub mod reduce;
 
+pub mod wire;
+
+pub mod membership;
+
 pub mod transport;
+
+pub mod bootstrap;
+
+pub use bootstrap::Config;

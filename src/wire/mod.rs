@@ -1,0 +1,4 @@
+//! What travels: encoders and parsers, without I/O.
+
+pub mod handshake;
+pub mod rendezvous;
