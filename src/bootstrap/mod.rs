@@ -29,5 +29,3 @@ pub use server::{Bind, RendezvousServer};
 pub use settings::{KeySource, Settings, settings};
 pub use variables::{Variable, Variables, variables, variables_as_help, variables_as_markdown};
 
-#[cfg(test)]
-mod tests;
