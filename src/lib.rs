@@ -29,6 +29,8 @@ pub mod wire;
 
 pub mod membership;
 
+pub mod sys;
+
 pub mod transport;
 
 pub mod bootstrap;

@@ -52,8 +52,8 @@ impl Stream {
         match self {
             Stream::Tcp(_) => Ok(false),
             Stream::Unix(stream) => {
-                let peer = rustix::net::sockopt::socket_peercred(stream)?;
-                Ok(peer.uid == rustix::process::geteuid())
+                let peer = crate::sys::unix::peer_credentials(stream)?;
+                Ok(peer.user == rustix::process::geteuid().as_raw())
             }
         }
     }
