@@ -36,6 +36,8 @@ pub(super) struct Table {
 pub(super) enum Failure {
     /// Trying again may help: the server may not be there yet.
     Again(String),
+    /// What listens there is not this job's server.
+    Stranger(Error),
     /// It will not.
     Final(Error),
 }
@@ -82,16 +84,24 @@ pub(super) fn until_deadline<T>(
     loop {
         let why = match attempt() {
             Ok(done) => return Ok(done),
-            Err(Failure::Final(error)) => return Err(error),
+            Err(Failure::Final(error) | Failure::Stranger(error)) => return Err(error),
             Err(Failure::Again(why)) => why,
         };
         let now = Instant::now();
         if deadline.has_passed(now) {
             return Err(timed_out(why, now - began));
         }
-        std::thread::sleep(pause.min(deadline.remaining(now)));
+        rest(pause.min(deadline.remaining(now)));
         pause = (pause * 2).min(LAST_PAUSE);
     }
+}
+
+/// Lets time pass. There is no event to wait for: a port that nobody listens at, or a file on another host's disk, does
+/// not tell when that changes.
+fn rest(length: Duration) {
+    let length = rustix::event::Timespec { tv_sec: length.as_secs() as i64, tv_nsec: length.subsec_nanos().into() };
+    // A signal may end it early: the next attempt is made a little sooner.
+    let _ = rustix::event::poll(&mut [], Some(&length));
 }
 
 /// One attempt to meet at `place`.
@@ -105,7 +115,7 @@ pub(super) fn meet(place: &Place, newcomer: &Newcomer, deadline: Deadline) -> Re
     let mut answer = [0; handshake::ANSWER];
     wire.read_exact(&mut answer).map_err(|error| again("the server closed or was silent", error))?;
     let Some(proof) = handshake::proof(&key, &nonce, &answer) else {
-        return Err(Failure::Final(Error::environment(
+        return Err(Failure::Stranger(Error::environment(
             format!("what listens at {place} does not know this job's key"),
             "give all ranks of the job the same key, and see that no other job listens there",
         )));

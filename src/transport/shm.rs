@@ -334,7 +334,9 @@ impl Lane for ShmLane {
         let known = self.arrived(wanted)?;
         // SAFETY: `known` bytes from the reader's position are its own until taken, and are one piece of the doubled
         // mapping. A sound peer does not write them; see the module's story on trust.
-        Ok(unsafe { std::slice::from_raw_parts(self.pair.incoming.start().as_ptr().add(self.reader.position()), known) })
+        Ok(unsafe {
+            std::slice::from_raw_parts(self.pair.incoming.start().as_ptr().add(self.reader.position()), known)
+        })
     }
 
     fn consume(&mut self, count: usize) {

@@ -148,11 +148,8 @@ impl Lane for TcpLane {
         if self.write_end.is_some() || (head.is_empty() && body.is_empty()) {
             return Ok(0);
         }
-        let outcome = if body.is_empty() {
-            socket::send(&self.socket, head)
-        } else {
-            socket::send_two(&self.socket, head, body)
-        };
+        let outcome =
+            if body.is_empty() { socket::send(&self.socket, head) } else { socket::send_two(&self.socket, head, body) };
         match outcome {
             Ok(count) => Ok(count),
             Err(error) if is_temporary(&error) => Ok(0),
@@ -203,8 +200,7 @@ impl Lane for TcpLane {
             (self.start, self.end) = (0, 0);
             let left = bytes - from_window;
             // SAFETY: the rest of the target, by the caller's promise.
-            let outcome =
-                unsafe { socket::recv_two(&self.socket, target.add(from_window), left, &mut self.window) };
+            let outcome = unsafe { socket::recv_two(&self.socket, target.add(from_window), left, &mut self.window) };
             let count = self.note_received(outcome);
             self.end = count.saturating_sub(left);
             if count > 0 {

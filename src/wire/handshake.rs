@@ -19,9 +19,26 @@ impl JobKey {
         JobKey(bytes)
     }
 
-    /// The bytes, to hand them to a member.
-    pub fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
+    /// Reads 64 hexadecimal digits. The error says what is wrong, and nothing of the text.
+    pub fn from_hex(text: &str) -> Result<Self, String> {
+        let digits = text.trim().as_bytes();
+        if digits.len() != 64 {
+            return Err(format!("a job key has 64 hexadecimal digits; found {}", digits.len()));
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let value = |digit: u8| char::from(digit).to_digit(16);
+            match (value(pair[0]), value(pair[1])) {
+                (Some(high), Some(low)) => *byte = (high << 4 | low) as u8,
+                _ => return Err("a job key has hexadecimal digits only".into()),
+            }
+        }
+        Ok(Self(bytes))
+    }
+
+    /// The key as 64 hexadecimal digits.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     fn proof(&self, label: &[u8], first: &[u8; 32], second: &[u8; 32]) -> [u8; 32] {
