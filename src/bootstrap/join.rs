@@ -13,6 +13,7 @@ use super::publication::{self, Publication};
 use super::server::{Bind, Options, RendezvousServer};
 use super::{file, key, local, variables};
 use crate::membership::Roster;
+use crate::transport::listen::ListenAddresses;
 use crate::types::{Deadline, Error, Generation, Result};
 use crate::wire::handshake::JobKey;
 use crate::wire::rendezvous::{self, MemberRecord, Session};
@@ -24,6 +25,13 @@ pub struct Introduction {
     pub addresses: Vec<u8>,
     /// Equal for two members exactly when they share a host; at most 256 bytes.
     pub host: Vec<u8>,
+}
+
+impl Introduction {
+    /// That of a member that can be reached at `addresses`.
+    pub fn new(addresses: &ListenAddresses) -> Self {
+        Introduction { addresses: addresses.encode(), host: format!("{:?}", addresses.host).into_bytes() }
+    }
 }
 
 /// The session of a rendezvous at a place that all ranks were told: there is nobody to give out a number.

@@ -56,7 +56,9 @@ impl Segment {
         match rustix::fs::fcntl_get_seals(&fd) {
             Ok(seals) if seals.contains(size_seals()) => {}
             Ok(_) => return refuse("the peer's memory segment is not sealed".into()),
-            Err(error) => return refuse(format!("the peer's descriptor is not a memory segment: {error}")),
+            Err(error) => {
+                return refuse(format!("the peer's descriptor is not a memory segment: {error}"));
+            }
         }
         let found = rustix::fs::fstat(&fd)?.st_size;
         if usize::try_from(found) != Ok(bytes) {

@@ -29,12 +29,18 @@
 //! 14. **Nothing a peer sends is believed**: lengths, indices and counts are checked before use.
 
 mod atomic;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod conformance;
+pub mod connect;
 mod contract;
 mod doorbell;
+pub mod inproc;
 mod lane;
+pub mod listen;
 mod ring;
 pub mod shm;
 pub mod sleep;
+pub mod stream;
 pub mod tcp;
 
 pub use contract::{Accumulate, Endpoint, Event, Notice, Receive, RecvRequest, SendRequest, Token};

@@ -164,15 +164,10 @@ impl Lane for TcpLane {
         debug_assert!(wanted <= MIN_WINDOW);
         if self.window_bytes() < wanted {
             self.receive();
-            if self.window_bytes() < wanted
-                && let Some(end) = &self.read_end
+            // What arrived before the end is shown, and the end once that is consumed.
+            if self.window_bytes() == 0
+                && let Some(end) = self.read_end.clone()
             {
-                let end = match end {
-                    LaneError::Closed if self.window_bytes() > 0 => {
-                        LaneError::Broken("the peer closed in the middle of a message".into())
-                    }
-                    end => end.clone(),
-                };
                 return Err(self.told(end));
             }
         }
@@ -208,10 +203,7 @@ impl Lane for TcpLane {
             }
         }
         match &self.read_end {
-            Some(end) if from_window == 0 => {
-                let end = end.clone();
-                Err(self.told(end))
-            }
+            Some(end) if from_window == 0 => Err(self.told(end.clone())),
             _ => Ok(from_window),
         }
     }

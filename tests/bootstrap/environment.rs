@@ -1,0 +1,1 @@
+//! Variables in, a place in the world out: a table that can be read without Rust.
