@@ -1,0 +1,275 @@
+//! Data-parallel training: every rank holds the whole network and a share of each step's images.
+//!
+//! A training step takes `batch` images. Each rank computes the gradient over its share, one bucket a layer, from the
+//! last layer to the first; a bucket starts its allreduce as soon as it is full and travels while the layers before
+//! it are computed. The sum over the ranks divided by `batch` is the mean over the step's images, however unevenly they
+//! are shared, so that any number of ranks walks the same path but for rounding. Every rank then takes the same step
+//! from the same weights with the same bits.
+
+use std::time::{Duration, Instant};
+
+use phalanx::types::{ReduceOp, Reduction};
+use phalanx::{Error, Result};
+
+use super::Communicator;
+use super::digest;
+use super::digits::{CLASSES, Digits, PIXELS};
+use super::network::Network;
+use super::random::Random;
+use super::report::{Epoch, Message};
+
+/// Outputs of the two hidden layers: enough for 98 of 100 digits, and three buckets to overlap.
+const HIDDEN: [usize; 2] = [128, 64];
+
+/// The first training step's rate; it falls to zero along a line.
+const LEARNING_RATE: f32 = 0.1;
+
+/// How much of a step's velocity is left in the next.
+const MOMENTUM: f32 = 0.9;
+
+/// How often a person sees the bar move.
+const REPORT_EVERY: Duration = Duration::from_millis(40);
+
+/// Streams of random numbers under one seed.
+const WEIGHTS_STREAM: u64 = 0;
+const ORDER_STREAM: u64 = 1;
+
+/// What a user may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Of the first weights and of the order of the images.
+    pub seed: u64,
+    /// Passes over the training images.
+    pub epochs: usize,
+    /// Images in a training step, over all ranks.
+    pub batch: usize,
+}
+
+impl Settings {
+    /// Whether `ranks` ranks can train with these settings on `images` training images.
+    pub fn check(&self, ranks: usize, images: usize) -> Result<()> {
+        if self.epochs == 0 {
+            return Err(Error::invalid("--epochs 0 trains nothing; give at least 1"));
+        }
+        if self.batch == 0 || self.batch > images {
+            return Err(Error::invalid(format!("--batch {} is not between 1 and {images} training images", self.batch)));
+        }
+        if ranks > self.batch {
+            return Err(Error::invalid(format!(
+                "{ranks} ranks cannot share the {} images of a training step; give fewer --ranks or a larger --batch (up \
+                 to {images})",
+                self.batch
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// What came out, the same on every rank but for the seconds.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The share of test images that were recognised.
+    pub accuracy: f64,
+    /// Training steps taken.
+    pub steps: usize,
+    /// From the first broadcast to the last test, on this rank.
+    pub seconds: f64,
+    /// The mean over the ranks of the share of those seconds spent inside Phalanx.
+    pub communication_share: f64,
+    /// For each rank, the digest of its weights.
+    pub digests: Vec<[u8; 32]>,
+}
+
+/// One rank's training.
+struct Trainer<'a> {
+    comm: &'a Communicator,
+    digits: &'a Digits,
+    settings: Settings,
+    network: Network,
+    parameters: Vec<Vec<f32>>,
+    velocity: Vec<Vec<f32>>,
+    gradients: Vec<Vec<f32>>,
+    /// Time inside Phalanx so far.
+    communication: Duration,
+}
+
+/// Trains on this rank together with all others, and tells `report` how it goes.
+pub fn train(
+    comm: &Communicator,
+    digits: &Digits,
+    settings: Settings,
+    report: &mut dyn FnMut(Message),
+) -> Result<Outcome> {
+    settings.check(comm.size(), digits.training.len())?;
+    // Sums in rank order give the same bits whichever algorithm and transport carry them.
+    let comm = &comm.with_deterministic(true);
+    let network = Network::new(&[PIXELS, HIDDEN[0], HIDDEN[1], CLASSES]);
+    let zeros = network.zeros();
+    let mut trainer = Trainer {
+        comm,
+        digits,
+        settings,
+        parameters: zeros.clone(),
+        velocity: zeros.clone(),
+        gradients: zeros,
+        network,
+        communication: Duration::ZERO,
+    };
+    trainer.run(report)
+}
+
+impl Trainer<'_> {
+    fn run(&mut self, report: &mut dyn FnMut(Message)) -> Result<Outcome> {
+        let began = Instant::now();
+        self.begin()?;
+        let images = self.digits.training.len();
+        let steps_per_epoch = images / self.settings.batch;
+        let steps = steps_per_epoch * self.settings.epochs;
+        let mut order: Vec<usize> = (0..images).collect();
+        let mut random = Random::new(self.settings.seed, ORDER_STREAM);
+        let mut accuracy = 0.0;
+        let mut reported = began;
+        let mut taken = 0;
+        for number in 1..=self.settings.epochs {
+            let (epoch_began, communication_before) = (Instant::now(), self.communication);
+            random.shuffle(&mut order);
+            let mut loss = 0.0;
+            for images in order.chunks_exact(self.settings.batch) {
+                loss += self.step(images, LEARNING_RATE * (1.0 - taken as f32 / steps as f32))?;
+                taken += 1;
+                if reported.elapsed() >= REPORT_EVERY {
+                    reported = Instant::now();
+                    report(Message::Step { steps: taken });
+                }
+            }
+            let seconds = epoch_began.elapsed().as_secs_f64();
+            let communication = (self.communication - communication_before).as_secs_f64();
+            let sums = self.sum([loss, self.recognised() as f64, communication / seconds])?;
+            accuracy = sums[1] / self.digits.test.len() as f64;
+            let seen = (steps_per_epoch * self.settings.batch) as f64;
+            report(Message::Epoch(Epoch {
+                epoch: number,
+                steps: taken,
+                loss: sums[0] / seen,
+                accuracy,
+                samples_per_second: seen / seconds,
+                communication_share: sums[2] / self.comm.size() as f64,
+            }));
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        let [share] = self.sum([self.communication.as_secs_f64() / seconds])?;
+        let communication_share = share / self.comm.size() as f64;
+        Ok(Outcome { accuracy, steps, seconds, communication_share, digests: self.digests()? })
+    }
+
+    /// Draws the first weights on rank 0 and gives them to all.
+    fn begin(&mut self) -> Result<()> {
+        if self.comm.rank() == 0 {
+            self.parameters = self.network.random(&mut Random::new(self.settings.seed, WEIGHTS_STREAM));
+        }
+        let began = Instant::now();
+        for layer in &mut self.parameters {
+            self.comm.broadcast(layer, 0)?;
+        }
+        self.communication += began.elapsed();
+        Ok(())
+    }
+
+    /// One training step on `images`, of which every rank takes its share. Returns the summed loss of that share.
+    fn step(&mut self, images: &[usize], rate: f32) -> Result<f64> {
+        let share = images.iter().copied().skip(self.comm.rank()).step_by(self.comm.size());
+        let share = self.digits.training.select(share);
+        let activations = self.network.forward(&self.parameters, &share.pixels);
+        let (loss, slopes) = self.network.loss(activations.logits(), &share.labels);
+
+        let mean = Reduction::new(ReduceOp::Sum).postscale(1.0 / images.len() as f64);
+        let (comm, communication) = (self.comm, &mut self.communication);
+        let mut travelling = Vec::with_capacity(self.gradients.len());
+        let ready = |layer, gradient: &mut Vec<f32>| {
+            let began = Instant::now();
+            travelling.push((layer, comm.start_allreduce(std::mem::take(gradient), mean.clone())?));
+            *communication += began.elapsed();
+            Ok::<_, Error>(())
+        };
+        let (parameters, gradients) = (&self.parameters, &mut self.gradients);
+        self.network.backward(parameters, &share.pixels, &activations, slopes, gradients, ready)?;
+
+        for (layer, pending) in travelling {
+            let began = Instant::now();
+            let gradient = pending.wait()?;
+            self.communication += began.elapsed();
+            let weights = self.parameters[layer].iter_mut().zip(&mut self.velocity[layer]);
+            for ((weight, velocity), slope) in weights.zip(&gradient) {
+                *velocity = MOMENTUM * *velocity - rate * slope;
+                *weight += *velocity;
+            }
+            self.gradients[layer] = gradient;
+        }
+        Ok(f64::from(loss))
+    }
+
+    /// How many of this rank's share of the test images are recognised.
+    fn recognised(&self) -> usize {
+        let test = &self.digits.test;
+        let share = test.select((0..test.len()).skip(self.comm.rank()).step_by(self.comm.size()));
+        self.network.correct(self.network.forward(&self.parameters, &share.pixels).logits(), &share.labels)
+    }
+
+    /// Sums over the ranks.
+    fn sum<const N: usize>(&self, mut values: [f64; N]) -> Result<[f64; N]> {
+        self.comm.allreduce(&mut values, ReduceOp::Sum)?;
+        Ok(values)
+    }
+
+    /// The digest of every rank's weights, in rank order.
+    fn digests(&self) -> Result<Vec<[u8; 32]>> {
+        let mut all = vec![0; 32 * self.comm.size()];
+        self.comm.allgather(&digest::of_weights(&self.parameters.concat()), &mut all)?;
+        Ok(all.chunks_exact(32).map(|digest| std::array::from_fn(|i| digest[i])).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTINGS: Settings = Settings { seed: 1, epochs: 30, batch: 64 };
+
+    fn alone(settings: Settings) -> (Outcome, Vec<Message>) {
+        let mut messages = Vec::new();
+        let digits = Digits::load().unwrap();
+        let outcome = train(&Communicator, &digits, settings, &mut |message| messages.push(message)).unwrap();
+        (outcome, messages)
+    }
+
+    #[test]
+    fn one_rank_learns_the_digits() {
+        for seed in 1..6 {
+            let (outcome, messages) = alone(Settings { seed, ..SETTINGS });
+            eprintln!("{seed} {}", outcome.accuracy);
+            assert!(outcome.accuracy >= 0.965, "accuracy {} with seed {seed}", outcome.accuracy);
+            assert_eq!(outcome.steps, 30 * 22);
+            let epochs: Vec<_> = messages.iter().filter_map(Message::as_epoch).collect();
+            assert_eq!(epochs.len(), 30);
+            assert!(epochs[29].loss < epochs[0].loss / 20.0);
+            assert_eq!(epochs[29].accuracy, outcome.accuracy);
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_weights() {
+        let short = Settings { epochs: 2, ..SETTINGS };
+        assert_eq!(alone(short).0.digests, alone(short).0.digests);
+        assert_ne!(alone(short).0.digests, alone(Settings { seed: 2, ..short }).0.digests);
+    }
+
+    #[test]
+    fn settings_that_cannot_train_are_refused() {
+        let refused = |settings: Settings, ranks| settings.check(ranks, 1438).unwrap_err().to_string();
+        assert!(SETTINGS.check(64, 1438).is_ok());
+        assert!(refused(SETTINGS, 65).contains("65 ranks cannot share the 64 images"));
+        assert!(refused(Settings { epochs: 0, ..SETTINGS }, 1).contains("--epochs 0"));
+        assert!(refused(Settings { batch: 0, ..SETTINGS }, 1).contains("--batch 0"));
+        assert!(refused(Settings { batch: 1439, ..SETTINGS }, 1).contains("1438 training images"));
+    }
+}
