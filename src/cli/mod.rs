@@ -1,2 +1,3 @@
 //! The commands.
+pub mod bench;
 pub mod demo;

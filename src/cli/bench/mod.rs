@@ -1,0 +1,4 @@
+//! `phalanx bench`: how fast a collective is, and whether its results are right.
+mod figures;
+mod sizes;
+mod values;
