@@ -8,6 +8,12 @@ pub mod schedule;
 
 pub mod reduce;
 
+pub mod wire;
+
 pub mod transport;
+
+pub mod executor;
+
+pub mod comm;
 
 pub use types::{Error, Result};
