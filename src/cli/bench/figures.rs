@@ -22,11 +22,7 @@ pub fn bus_factor(collective: Collective, ranks: usize) -> f64 {
 
 /// Bytes in a number of nanoseconds, in GB/s (10^9 bytes a second).
 pub fn bandwidth_gbs(bytes: usize, nanoseconds: u64) -> f64 {
-    if nanoseconds == 0 {
-        0.0
-    } else {
-        bytes as f64 / nanoseconds as f64
-    }
+    if nanoseconds == 0 { 0.0 } else { bytes as f64 / nanoseconds as f64 }
 }
 
 #[cfg(test)]

@@ -18,11 +18,9 @@ impl Sizes {
     pub fn expand(&self, factor: usize) -> Vec<usize> {
         match self {
             Sizes::List(sizes) => sizes.clone(),
-            &Sizes::Range(first, last) => {
-                std::iter::successors(Some(first), |size| size.checked_mul(factor.max(2)))
-                    .take_while(|&size| size <= last)
-                    .collect()
-            }
+            &Sizes::Range(first, last) => std::iter::successors(Some(first), |size| size.checked_mul(factor.max(2)))
+                .take_while(|&size| size <= last)
+                .collect(),
         }
     }
 }
@@ -32,23 +30,14 @@ impl FromStr for Sizes {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let Some((first, last)) = text.split_once(':') else {
-            return text
-                .split(',')
-                .map(bytes)
-                .collect::<Result<_, _>>()
-                .map(Sizes::List);
+            return text.split(',').map(bytes).collect::<Result<_, _>>().map(Sizes::List);
         };
         let (first, last) = (bytes(first)?, bytes(last)?);
         if first == 0 {
-            return Err(
-                "a range cannot begin at 0 bytes, which no factor makes larger; write 0 in a list"
-                    .into(),
-            );
+            return Err("a range cannot begin at 0 bytes, which no factor makes larger; write 0 in a list".into());
         }
         if first > last {
-            return Err(format!(
-                "the range begins at {first} bytes, above its end of {last}"
-            ));
+            return Err(format!("the range begins at {first} bytes, above its end of {last}"));
         }
         Ok(Sizes::Range(first, last))
     }
@@ -57,9 +46,7 @@ impl FromStr for Sizes {
 /// Reads `4096`, `4K`, `1M` or `2G`, in powers of 1024; `KiB` and `KB` mean the same.
 fn bytes(text: &str) -> Result<usize, String> {
     let text = text.trim();
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let shift = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
@@ -67,17 +54,12 @@ fn bytes(text: &str) -> Result<usize, String> {
         "m" | "mb" | "mib" => 20,
         "g" | "gb" | "gib" => 30,
         _ => {
-            return Err(format!(
-                "{text:?} is not a number of bytes; write such as 4096, 4K, 1M or 2G"
-            ));
+            return Err(format!("{text:?} is not a number of bytes; write such as 4096, 4K, 1M or 2G"));
         }
     };
-    let number: usize = number.parse().map_err(|_| {
-        format!("{text:?} is not a number of bytes; write such as 4096, 4K, 1M or 2G")
-    })?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| format!("{text:?} is more bytes than this machine can count"))
+    let number: usize =
+        number.parse().map_err(|_| format!("{text:?} is not a number of bytes; write such as 4096, 4K, 1M or 2G"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more bytes than this machine can count"))
 }
 
 /// A size, made whole for a collective.
@@ -93,10 +75,7 @@ pub struct Extent {
 /// Whether the larger buffer is one block for each rank.
 pub fn has_blocks(collective: Collective) -> bool {
     use Collective::*;
-    matches!(
-        collective,
-        Allgather | ReduceScatter | Alltoall | Gather | Scatter
-    )
+    matches!(collective, Allgather | ReduceScatter | Alltoall | Gather | Scatter)
 }
 
 impl Extent {
@@ -108,10 +87,7 @@ impl Extent {
             (Collective::Barrier, _) | (_, 0) => 0,
             _ => (bytes / element_bytes / blocks).max(1),
         };
-        Extent {
-            count,
-            total: count * blocks,
-        }
+        Extent { count, total: count * blocks }
     }
 }
 
@@ -126,15 +102,9 @@ mod tests {
         assert_eq!(list("8:5000"), [8, 64, 512, 4096]);
         assert_eq!(list("8:128M").len(), 9);
         assert_eq!(list("1G:1GiB"), [1 << 30]);
-        assert_eq!(
-            "4:64".parse::<Sizes>().unwrap().expand(2),
-            [4, 8, 16, 32, 64]
-        );
+        assert_eq!("4:64".parse::<Sizes>().unwrap().expand(2), [4, 8, 16, 32, 64]);
         assert_eq!(list("0, 3,2k,1MB"), [0, 3, 2048, 1 << 20]);
-        assert_eq!(
-            Sizes::Range(usize::MAX / 2, usize::MAX).expand(8),
-            [usize::MAX / 2]
-        );
+        assert_eq!(Sizes::Range(usize::MAX / 2, usize::MAX).expand(8), [usize::MAX / 2]);
     }
 
     #[test]

@@ -27,11 +27,7 @@ pub trait Value: Element + PartialEq {
 
     /// An element that is not `answer`.
     fn poison(answer: Self) -> Self {
-        if answer == Self::POISON[0] {
-            Self::POISON[1]
-        } else {
-            Self::POISON[0]
-        }
+        if answer == Self::POISON[0] { Self::POISON[1] } else { Self::POISON[0] }
     }
 }
 
@@ -128,12 +124,7 @@ impl Exercise {
     /// Element `index` of the input of `rank`.
     pub fn input<T: Value>(&self, rank: usize, index: usize) -> T {
         let number = if self.reduces() {
-            contribution(
-                reference_op(self.op, self.dtype),
-                self.ranks,
-                rank,
-                spread(index, self.salt),
-            )
+            contribution(reference_op(self.op, self.dtype), self.ranks, rank, spread(index, self.salt))
         } else {
             moved(rank, index, self.salt)
         };
@@ -153,39 +144,20 @@ impl Exercise {
             };
             return T::from_small(self.fit(moved(source, index, self.salt)));
         }
-        let index = if self.collective == Collective::ReduceScatter {
-            rank * block + index
-        } else {
-            index
-        };
-        let result = combined(
-            reference_op(self.op, self.dtype),
-            self.ranks,
-            spread(index, self.salt),
-        );
-        if self.op == ReduceOp::Average {
-            T::average(result, self.ranks)
-        } else {
-            T::from_small(self.fit(result))
-        }
+        let index = if self.collective == Collective::ReduceScatter { rank * block + index } else { index };
+        let result = combined(reference_op(self.op, self.dtype), self.ranks, spread(index, self.salt));
+        if self.op == ReduceOp::Average { T::average(result, self.ranks) } else { T::from_small(self.fit(result)) }
     }
 
     /// `bool` holds the lowest bit alone.
     fn fit(&self, number: u8) -> u8 {
-        if self.dtype == DataType::Bool {
-            number & 1
-        } else {
-            number
-        }
+        if self.dtype == DataType::Bool { number & 1 } else { number }
     }
 }
 
 /// Whether elements are combined, not only moved.
 pub fn reduces(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
-    )
+    matches!(collective, Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter)
 }
 
 /// The operation whose numbers are used: those of `bool` all are *and*, *or* or *exclusive or* of one bit.
@@ -206,10 +178,7 @@ fn spread(index: usize, salt: u64) -> u64 {
 
 /// An element that is only moved: 7 bits.
 fn moved(source: usize, index: usize, salt: u64) -> u8 {
-    (spread(
-        index,
-        salt ^ (source as u64 + 1).wrapping_mul(0x94d0_49bb_1331_11eb),
-    ) >> 57) as u8
+    (spread(index, salt ^ (source as u64 + 1).wrapping_mul(0x94d0_49bb_1331_11eb)) >> 57) as u8
 }
 
 /// The rank that carries the part depending on the index.
@@ -230,11 +199,7 @@ const COUNTED: usize = 64;
 
 /// What a rank puts into every sum.
 fn weight(rank: usize) -> u8 {
-    if rank < VARIED {
-        1 + (rank % 3) as u8
-    } else {
-        u8::from(rank < COUNTED)
-    }
+    if rank < VARIED { 1 + (rank % 3) as u8 } else { u8::from(rank < COUNTED) }
 }
 
 /// The sum of [`weight`] over `ranks` ranks; at most 83.
@@ -385,25 +350,15 @@ mod tests {
             return T::rounded(result / exercise.ranks as f64);
         }
         let element = T::rounded(result);
-        let exact =
-            exercise.dtype == DataType::Bool || (element.number() == result && result < 128.0);
+        let exact = exercise.dtype == DataType::Bool || (element.number() == result && result < 128.0);
         assert!(exact, "{exercise:?}: {result} is not exact");
         element
     }
 
     /// Every rank's output by the meaning of the collective, from every rank's input.
     fn outputs<T: Reference>(exercise: &Exercise) -> Vec<Vec<T>> {
-        let Exercise {
-            collective,
-            ranks,
-            root,
-            extent,
-            ..
-        } = *exercise;
-        let Extent {
-            count: block,
-            total,
-        } = extent;
+        let Exercise { collective, ranks, root, extent, .. } = *exercise;
+        let Extent { count: block, total } = extent;
         let input = |rank, range: std::ops::Range<usize>| -> Vec<T> {
             range.map(|index| exercise.input(rank, index)).collect()
         };
@@ -427,42 +382,22 @@ mod tests {
             Collective::Allgather => everywhere(blocks()),
             Collective::Gather => at_root(blocks()),
             Collective::Scatter => each(&|rank| input(root, rank * block..(rank + 1) * block)),
-            Collective::Alltoall => each(&|rank| {
-                (0..ranks)
-                    .flat_map(|source| input(source, rank * block..(rank + 1) * block))
-                    .collect()
-            }),
-            Collective::SendRecv => {
-                each(&|rank| input(if rank == 0 { ranks - 1 } else { rank - 1 }, 0..block))
+            Collective::Alltoall => {
+                each(&|rank| (0..ranks).flat_map(|source| input(source, rank * block..(rank + 1) * block)).collect())
             }
+            Collective::SendRecv => each(&|rank| input(if rank == 0 { ranks - 1 } else { rank - 1 }, 0..block)),
             Collective::Barrier => everywhere(Vec::new()),
         }
     }
 
     fn answers_are_the_meaning<T: Reference>(collective: Collective, ranks: usize) {
         let dtype = T::DATA_TYPE;
-        let ops = if reduces(collective) {
-            &ReduceOp::ALL[..]
-        } else {
-            &[ReduceOp::Sum]
-        };
+        let ops = if reduces(collective) { &ReduceOp::ALL[..] } else { &[ReduceOp::Sum] };
         for &op in ops.iter().filter(|op| op.supports(dtype)) {
             for count in [0, 1, 5] {
-                let extent = Extent::of(
-                    collective,
-                    count * ranks * dtype.size(),
-                    dtype.size(),
-                    ranks,
-                );
-                let exercise = Exercise {
-                    collective,
-                    dtype,
-                    op,
-                    ranks,
-                    root: ranks / 2,
-                    extent,
-                    salt: 3 + count as u64,
-                };
+                let extent = Extent::of(collective, count * ranks * dtype.size(), dtype.size(), ranks);
+                let exercise =
+                    Exercise { collective, dtype, op, ranks, root: ranks / 2, extent, salt: 3 + count as u64 };
                 for (rank, output) in outputs::<T>(&exercise).into_iter().enumerate() {
                     for (index, meant) in output.into_iter().enumerate() {
                         let answer: T = exercise.answer(rank, index);
@@ -484,19 +419,8 @@ mod tests {
     }
 
     fn exercise(op: ReduceOp, dtype: DataType, ranks: usize, salt: u64) -> Exercise {
-        let extent = Extent {
-            count: 600,
-            total: 600,
-        };
-        Exercise {
-            collective: Collective::Allreduce,
-            dtype,
-            op,
-            ranks,
-            root: 0,
-            extent,
-            salt,
-        }
+        let extent = Extent { count: 600, total: 600 };
+        Exercise { collective: Collective::Allreduce, dtype, op, ranks, root: 0, extent, salt }
     }
 
     fn lost_contributions_show<T: Reference>(op: ReduceOp) {
@@ -510,14 +434,9 @@ mod tests {
                     let kept = (0..ranks).filter(|&rank| rank != lost);
                     let inputs = kept.map(|rank| exercise.input::<T>(rank, index).number());
                     inputs.reduce(|a, b| combine(op, a, b)).unwrap()
-                        / if op == ReduceOp::Average {
-                            ranks as f64
-                        } else {
-                            1.0
-                        }
+                        / if op == ReduceOp::Average { ranks as f64 } else { 1.0 }
                 };
-                let shows = (0..600)
-                    .any(|index| T::rounded(without(index)) != exercise.answer::<T>(0, index));
+                let shows = (0..600).any(|index| T::rounded(without(index)) != exercise.answer::<T>(0, index));
                 assert!(shows, "{exercise:?} without rank {lost}");
             }
         }
@@ -537,10 +456,7 @@ mod tests {
         let now = exercise(op, T::DATA_TYPE, 4, 1);
         let before = exercise(op, T::DATA_TYPE, 4, 0);
         for shift in [1, 2, 3, 5, 64, 100] {
-            assert!(
-                (0..400)
-                    .any(|index| now.answer::<T>(0, index) != now.answer::<T>(0, index + shift))
-            );
+            assert!((0..400).any(|index| now.answer::<T>(0, index) != now.answer::<T>(0, index + shift)));
         }
         assert!((0..400).any(|index| now.answer::<T>(0, index) != before.answer::<T>(0, index)));
         assert!((0..400).any(|index| now.input::<T>(1, index) != before.input::<T>(1, index)));
@@ -551,14 +467,7 @@ mod tests {
         for op in ReduceOp::ALL {
             for_every_type!(misplaced_and_stale_elements_show(op));
         }
-        let moved: Vec<_> = (0..4)
-            .map(|source| (0..400).map(|i| moved(source, i, 1)).collect::<Vec<_>>())
-            .collect();
-        assert!(
-            moved
-                .iter()
-                .enumerate()
-                .all(|(i, a)| moved[..i].iter().all(|b| a != b))
-        );
+        let moved: Vec<_> = (0..4).map(|source| (0..400).map(|i| moved(source, i, 1)).collect::<Vec<_>>()).collect();
+        assert!(moved.iter().enumerate().all(|(i, a)| moved[..i].iter().all(|b| a != b)));
     }
 }

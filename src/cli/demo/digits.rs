@@ -62,22 +62,11 @@ pub struct Digits {
 impl Digits {
     /// Reads the images that are built in.
     pub fn load() -> Result<Digits> {
-        let mut digits = Digits {
-            training: Images::default(),
-            test: Images::default(),
-        };
+        let mut digits = Digits { training: Images::default(), test: Images::default() };
         for (number, line) in TEXT.lines().enumerate() {
-            let part = if number % TEST_EVERY == TEST_EVERY - 1 {
-                &mut digits.test
-            } else {
-                &mut digits.training
-            };
-            parse(line, part).ok_or_else(|| {
-                Error::internal(format!(
-                    "line {} of the built-in digits is damaged",
-                    number + 1
-                ))
-            })?;
+            let part = if number % TEST_EVERY == TEST_EVERY - 1 { &mut digits.test } else { &mut digits.training };
+            parse(line, part)
+                .ok_or_else(|| Error::internal(format!("line {} of the built-in digits is damaged", number + 1)))?;
         }
         Ok(digits)
     }
@@ -107,10 +96,7 @@ mod tests {
     #[test]
     fn the_file_is_the_one_that_is_described() {
         let digest = hex(&Sha256::digest(TEXT.as_bytes()));
-        assert_eq!(
-            digest,
-            "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
-        );
+        assert_eq!(digest, "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8");
         assert!(include_str!("../../../examples/data/README.md").contains(&digest));
         assert_eq!(TEXT.lines().count(), 1797);
     }
@@ -127,16 +113,8 @@ mod tests {
         assert_eq!(by_digit, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
         // The file's fifth line is the first test image.
         let fifth = TEXT.lines().nth(4).unwrap();
-        let first: Vec<_> = digits
-            .test
-            .image(0)
-            .iter()
-            .map(|pixel| (pixel * 16.0).to_string())
-            .collect();
-        assert_eq!(
-            format!("{},{}", first.join(","), digits.test.labels[0]),
-            fifth
-        );
+        let first: Vec<_> = digits.test.image(0).iter().map(|pixel| (pixel * 16.0).to_string()).collect();
+        assert_eq!(format!("{},{}", first.join(","), digits.test.labels[0]), fifth);
     }
 
     #[test]

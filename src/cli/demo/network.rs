@@ -63,9 +63,7 @@ impl<R> Activations<R> {
 impl Network {
     /// A network with `widths[0]` inputs, `widths[1]` outputs of the first layer, and so on.
     pub fn new(widths: &[usize]) -> Self {
-        Self {
-            widths: widths.to_vec(),
-        }
+        Self { widths: widths.to_vec() }
     }
 
     /// For each layer, first to last, how many inputs and outputs it has.
@@ -80,9 +78,7 @@ impl Network {
 
     /// Parameters that are all zero: one vector a layer.
     pub fn zeros<R: Real>(&self) -> Vec<Vec<R>> {
-        self.layers()
-            .map(|(inputs, outputs)| vec![R::from(0.0); (inputs + 1) * outputs])
-            .collect()
+        self.layers().map(|(inputs, outputs)| vec![R::from(0.0); (inputs + 1) * outputs]).collect()
     }
 
     /// Random weights that keep the variance of a rectified signal (He and others, 2015), and biases of zero.
@@ -90,9 +86,7 @@ impl Network {
         let mut parameters = self.zeros();
         for ((inputs, outputs), layer) in self.layers().zip(&mut parameters) {
             let bound = (6.0 / inputs as f32).sqrt();
-            layer[..inputs * outputs]
-                .iter_mut()
-                .for_each(|weight| *weight = bound * random.symmetric());
+            layer[..inputs * outputs].iter_mut().for_each(|weight| *weight = bound * random.symmetric());
         }
         parameters
     }
@@ -112,9 +106,7 @@ impl Network {
                     add_scaled(output, row, value);
                 }
                 if number + 2 < self.widths.len() {
-                    output
-                        .iter_mut()
-                        .for_each(|value| *value = rectified(*value));
+                    output.iter_mut().for_each(|value| *value = rectified(*value));
                 }
             }
             activations.push(target);
@@ -128,10 +120,7 @@ impl Network {
         let mut loss = zero;
         let mut slopes = Vec::with_capacity(logits.len());
         for (logits, &label) in logits.chunks_exact(self.classes()).zip(labels) {
-            let largest = logits
-                .iter()
-                .copied()
-                .fold(logits[0], |a, b| if b > a { b } else { a });
+            let largest = logits.iter().copied().fold(logits[0], |a, b| if b > a { b } else { a });
             let start = slopes.len();
             slopes.extend(logits.iter().map(|&logit| (logit - largest).exp()));
             let powers = &mut slopes[start..];
@@ -160,18 +149,11 @@ impl Network {
     ) -> Result<(), E> {
         let zero = R::from(0.0);
         for (number, (inputs, outputs)) in self.layers().enumerate().rev() {
-            let source = if number == 0 {
-                images
-            } else {
-                &activations.0[number - 1]
-            };
+            let source = if number == 0 { images } else { &activations.0[number - 1] };
             let gradient = &mut gradients[number];
             gradient.fill(zero);
             let (by_weight, by_bias) = gradient.split_at_mut(inputs * outputs);
-            for (input, slope) in source
-                .chunks_exact(inputs)
-                .zip(slopes.chunks_exact(outputs))
-            {
+            for (input, slope) in source.chunks_exact(inputs).zip(slopes.chunks_exact(outputs)) {
                 add_scaled(by_bias, slope, R::from(1.0));
                 for (&value, row) in input.iter().zip(by_weight.chunks_exact_mut(outputs)) {
                     // Half of all pixels and rectified values are zero.
@@ -184,15 +166,13 @@ impl Network {
             if number > 0 {
                 let weights = &parameters[number][..inputs * outputs];
                 let mut before = Vec::with_capacity(source.len());
-                for (input, slope) in source
-                    .chunks_exact(inputs)
-                    .zip(slopes.chunks_exact(outputs))
-                {
-                    before.extend(input.iter().zip(weights.chunks_exact(outputs)).map(
-                        |(&value, row)| {
-                            if value > zero { dot(row, slope) } else { zero }
-                        },
-                    ));
+                for (input, slope) in source.chunks_exact(inputs).zip(slopes.chunks_exact(outputs)) {
+                    before.extend(
+                        input
+                            .iter()
+                            .zip(weights.chunks_exact(outputs))
+                            .map(|(&value, row)| if value > zero { dot(row, slope) } else { zero }),
+                    );
                 }
                 slopes = before;
             }
@@ -202,23 +182,15 @@ impl Network {
 
     /// How many images get their own digit.
     pub fn correct(&self, logits: &[f32], labels: &[u8]) -> usize {
-        let guess =
-            |logits: &[f32]| (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        let guess = |logits: &[f32]| (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
         let guesses = logits.chunks_exact(self.classes()).map(guess);
-        guesses
-            .zip(labels)
-            .filter(|&(guess, &label)| guess == Some(usize::from(label)))
-            .count()
+        guesses.zip(labels).filter(|&(guess, &label)| guess == Some(usize::from(label))).count()
     }
 }
 
 /// The positive part.
 fn rectified<R: Real>(value: R) -> R {
-    if value > R::from(0.0) {
-        value
-    } else {
-        R::from(0.0)
-    }
+    if value > R::from(0.0) { value } else { R::from(0.0) }
 }
 
 /// `target += source * factor`.
@@ -250,9 +222,7 @@ mod tests {
     const LABELS: [u8; 4] = [2, 0, 1, 2];
 
     fn loss_of(network: &Network, parameters: &[Vec<f64>], images: &[f64]) -> f64 {
-        network
-            .loss(network.forward(parameters, images).logits(), &LABELS)
-            .0
+        network.loss(network.forward(parameters, images).logits(), &LABELS).0
     }
 
     /// Every parameter's slope against a central difference of the loss.
@@ -260,19 +230,12 @@ mod tests {
     fn gradients_are_the_slopes_of_the_loss() {
         let network = Network::new(&WIDTHS);
         let mut random = Random::new(3, 0);
-        let mut parameters: Vec<Vec<f64>> = network
-            .random(&mut random)
-            .iter()
-            .map(|layer| layer.iter().map(|&w| f64::from(w)).collect())
-            .collect();
+        let mut parameters: Vec<Vec<f64>> =
+            network.random(&mut random).iter().map(|layer| layer.iter().map(|&w| f64::from(w)).collect()).collect();
         for layer in &mut parameters {
-            layer
-                .iter_mut()
-                .for_each(|weight| *weight += f64::from(random.symmetric()) / 8.0);
+            layer.iter_mut().for_each(|weight| *weight += f64::from(random.symmetric()) / 8.0);
         }
-        let images: Vec<f64> = (0..LABELS.len() * WIDTHS[0])
-            .map(|_| f64::from(random.symmetric()))
-            .collect();
+        let images: Vec<f64> = (0..LABELS.len() * WIDTHS[0]).map(|_| f64::from(random.symmetric())).collect();
 
         let activations = network.forward(&parameters, &images);
         let (_, slopes) = network.loss(activations.logits(), &LABELS);
@@ -282,14 +245,7 @@ mod tests {
             order.push(number);
             Ok::<_, Infallible>(())
         };
-        let Ok(()) = network.backward(
-            &parameters,
-            &images,
-            &activations,
-            slopes,
-            &mut gradients,
-            ready,
-        );
+        let Ok(()) = network.backward(&parameters, &images, &activations, slopes, &mut gradients, ready);
         assert_eq!(order, [2, 1, 0]);
 
         let step = 1e-6;
@@ -303,18 +259,10 @@ mod tests {
                 parameters[layer][index] = kept;
                 let difference = (above - below) / (2.0 * step);
                 let error = (difference - gradients[layer][index]).abs();
-                assert!(
-                    error < 1e-7,
-                    "layer {layer}, parameter {index}: {difference} and {}",
-                    gradients[layer][index]
-                );
+                assert!(error < 1e-7, "layer {layer}, parameter {index}: {difference} and {}", gradients[layer][index]);
             }
         }
-        assert!(
-            gradients
-                .iter()
-                .all(|layer| layer.iter().any(|&slope| slope != 0.0))
-        );
+        assert!(gradients.iter().all(|layer| layer.iter().any(|&slope| slope != 0.0)));
     }
 
     #[test]
@@ -325,37 +273,24 @@ mod tests {
         let activations = network.forward(&parameters, &images);
         let (_, slopes) = network.loss(activations.logits(), &[1]);
         let mut calls = 0;
-        let result = network.backward(
-            &parameters,
-            &images,
-            &activations,
-            slopes,
-            &mut network.zeros(),
-            |_, _| {
-                calls += 1;
-                Err("broken")
-            },
-        );
+        let result = network.backward(&parameters, &images, &activations, slopes, &mut network.zeros(), |_, _| {
+            calls += 1;
+            Err("broken")
+        });
         assert_eq!((result, calls), (Err("broken"), 1));
     }
 
     #[test]
     fn the_largest_logit_is_the_guess() {
         let network = Network::new(&[1, 3]);
-        assert_eq!(
-            network.correct(&[0.0, 2.0, 1.0, 5.0, -1.0, 4.0], &[1, 2]),
-            1
-        );
+        assert_eq!(network.correct(&[0.0, 2.0, 1.0, 5.0, -1.0, 4.0], &[1, 2]), 1);
     }
 
     #[test]
     fn dot_products_cover_every_element() {
         for count in [0, 1, 7, 8, 9, 23] {
             let values: Vec<f64> = (0..count).map(f64::from).collect();
-            assert_eq!(
-                dot(&values, &values),
-                values.iter().map(|v| v * v).sum::<f64>()
-            );
+            assert_eq!(dot(&values, &values), values.iter().map(|v| v * v).sum::<f64>());
         }
     }
 }

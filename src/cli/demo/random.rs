@@ -67,9 +67,6 @@ mod tests {
         let mut random = Random::new(0, 0);
         let numbers: Vec<_> = (0..1000).map(|_| random.symmetric()).collect();
         assert!(numbers.iter().all(|number| (-1.0..1.0).contains(number)));
-        assert!(
-            numbers.iter().any(|number| *number < -0.9)
-                && numbers.iter().any(|number| *number > 0.9)
-        );
+        assert!(numbers.iter().any(|number| *number < -0.9) && numbers.iter().any(|number| *number > 0.9));
     }
 }

@@ -28,11 +28,7 @@ impl Communicator {
         output.copy_from_slice(input);
         Ok(())
     }
-    pub fn start_allreduce(
-        &self,
-        mut data: Vec<f32>,
-        reduction: impl Into<Reduction>,
-    ) -> Result<Pending<Vec<f32>>> {
+    pub fn start_allreduce(&self, mut data: Vec<f32>, reduction: impl Into<Reduction>) -> Result<Pending<Vec<f32>>> {
         let factor = reduction.into().postscale as f32;
         data.iter_mut().for_each(|x| *x *= factor);
         Ok(Pending(data))

@@ -167,21 +167,13 @@ impl Trainer<'_> {
         let seconds = began.elapsed().as_secs_f64();
         let [share] = self.sum([self.communication.as_secs_f64() / seconds])?;
         let communication_share = share / self.comm.size() as f64;
-        Ok(Outcome {
-            accuracy,
-            steps,
-            seconds,
-            communication_share,
-            digests: self.digests()?,
-        })
+        Ok(Outcome { accuracy, steps, seconds, communication_share, digests: self.digests()? })
     }
 
     /// Draws the first weights on rank 0 and gives them to all.
     fn begin(&mut self) -> Result<()> {
         if self.comm.rank() == 0 {
-            self.parameters = self
-                .network
-                .random(&mut Random::new(self.settings.seed, WEIGHTS_STREAM));
+            self.parameters = self.network.random(&mut Random::new(self.settings.seed, WEIGHTS_STREAM));
         }
         let began = Instant::now();
         for layer in &mut self.parameters {
@@ -193,11 +185,7 @@ impl Trainer<'_> {
 
     /// One training step on `images`, of which every rank takes its share. Returns the summed loss of that share.
     fn step(&mut self, images: &[usize], rate: f32) -> Result<f64> {
-        let share = images
-            .iter()
-            .copied()
-            .skip(self.comm.rank())
-            .step_by(self.comm.size());
+        let share = images.iter().copied().skip(self.comm.rank()).step_by(self.comm.size());
         let share = self.digits.training.select(share);
         let activations = self.network.forward(&self.parameters, &share.pixels);
         let (loss, slopes) = self.network.loss(activations.logits(), &share.labels);
@@ -207,30 +195,18 @@ impl Trainer<'_> {
         let mut travelling = Vec::with_capacity(self.gradients.len());
         let ready = |layer, gradient: &mut Vec<f32>| {
             let began = Instant::now();
-            travelling.push((
-                layer,
-                comm.start_allreduce(std::mem::take(gradient), mean.clone())?,
-            ));
+            travelling.push((layer, comm.start_allreduce(std::mem::take(gradient), mean.clone())?));
             *communication += began.elapsed();
             Ok::<_, Error>(())
         };
         let (parameters, gradients) = (&self.parameters, &mut self.gradients);
-        self.network.backward(
-            parameters,
-            &share.pixels,
-            &activations,
-            slopes,
-            gradients,
-            ready,
-        )?;
+        self.network.backward(parameters, &share.pixels, &activations, slopes, gradients, ready)?;
 
         for (layer, pending) in travelling {
             let began = Instant::now();
             let gradient = pending.wait()?;
             self.communication += began.elapsed();
-            let weights = self.parameters[layer]
-                .iter_mut()
-                .zip(&mut self.velocity[layer]);
+            let weights = self.parameters[layer].iter_mut().zip(&mut self.velocity[layer]);
             for ((weight, velocity), slope) in weights.zip(&gradient) {
                 *velocity = MOMENTUM * *velocity - rate * slope;
                 *weight += *velocity;
@@ -243,17 +219,8 @@ impl Trainer<'_> {
     /// How many of this rank's share of the test images are recognised.
     fn recognised(&self) -> usize {
         let test = &self.digits.test;
-        let share = test.select(
-            (0..test.len())
-                .skip(self.comm.rank())
-                .step_by(self.comm.size()),
-        );
-        self.network.correct(
-            self.network
-                .forward(&self.parameters, &share.pixels)
-                .logits(),
-            &share.labels,
-        )
+        let share = test.select((0..test.len()).skip(self.comm.rank()).step_by(self.comm.size()));
+        self.network.correct(self.network.forward(&self.parameters, &share.pixels).logits(), &share.labels)
     }
 
     /// Sums over the ranks.
@@ -265,12 +232,8 @@ impl Trainer<'_> {
     /// The digest of every rank's weights, in rank order.
     fn digests(&self) -> Result<Vec<[u8; 32]>> {
         let mut all = vec![0; 32 * self.comm.size()];
-        self.comm
-            .allgather(&digest::of_weights(&self.parameters.concat()), &mut all)?;
-        Ok(all
-            .chunks_exact(32)
-            .map(|digest| std::array::from_fn(|i| digest[i]))
-            .collect())
+        self.comm.allgather(&digest::of_weights(&self.parameters.concat()), &mut all)?;
+        Ok(all.chunks_exact(32).map(|digest| std::array::from_fn(|i| digest[i])).collect())
     }
 }
 
@@ -278,19 +241,12 @@ impl Trainer<'_> {
 mod tests {
     use super::*;
 
-    const SETTINGS: Settings = Settings {
-        seed: 1,
-        epochs: 30,
-        batch: 64,
-    };
+    const SETTINGS: Settings = Settings { seed: 1, epochs: 30, batch: 64 };
 
     fn alone(settings: Settings) -> (Outcome, Vec<Message>) {
         let mut messages = Vec::new();
         let digits = Digits::load().unwrap();
-        let outcome = train(&Communicator, &digits, settings, &mut |message| {
-            messages.push(message)
-        })
-        .unwrap();
+        let outcome = train(&Communicator, &digits, settings, &mut |message| messages.push(message)).unwrap();
         (outcome, messages)
     }
 
@@ -298,11 +254,7 @@ mod tests {
     fn one_rank_learns_the_digits() {
         for seed in 1..5 {
             let (outcome, messages) = alone(Settings { seed, ..SETTINGS });
-            assert!(
-                outcome.accuracy >= 0.965,
-                "accuracy {} with seed {seed}",
-                outcome.accuracy
-            );
+            assert!(outcome.accuracy >= 0.965, "accuracy {} with seed {seed}", outcome.accuracy);
             assert_eq!(outcome.steps, 30 * 22);
             let epochs: Vec<_> = messages.iter().filter_map(Message::as_epoch).collect();
             assert_eq!(epochs.len(), 30);
@@ -313,52 +265,18 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_weights() {
-        let short = Settings {
-            epochs: 2,
-            ..SETTINGS
-        };
+        let short = Settings { epochs: 2, ..SETTINGS };
         assert_eq!(alone(short).0.digests, alone(short).0.digests);
-        assert_ne!(
-            alone(short).0.digests,
-            alone(Settings { seed: 2, ..short }).0.digests
-        );
+        assert_ne!(alone(short).0.digests, alone(Settings { seed: 2, ..short }).0.digests);
     }
 
     #[test]
     fn settings_that_cannot_train_are_refused() {
-        let refused =
-            |settings: Settings, ranks| settings.check(ranks, 1438).unwrap_err().to_string();
+        let refused = |settings: Settings, ranks| settings.check(ranks, 1438).unwrap_err().to_string();
         assert!(SETTINGS.check(64, 1438).is_ok());
         assert!(refused(SETTINGS, 65).contains("65 ranks cannot share the 64 images"));
-        assert!(
-            refused(
-                Settings {
-                    epochs: 0,
-                    ..SETTINGS
-                },
-                1
-            )
-            .contains("--epochs 0")
-        );
-        assert!(
-            refused(
-                Settings {
-                    batch: 0,
-                    ..SETTINGS
-                },
-                1
-            )
-            .contains("--batch 0")
-        );
-        assert!(
-            refused(
-                Settings {
-                    batch: 1439,
-                    ..SETTINGS
-                },
-                1
-            )
-            .contains("1438 training images")
-        );
+        assert!(refused(Settings { epochs: 0, ..SETTINGS }, 1).contains("--epochs 0"));
+        assert!(refused(Settings { batch: 0, ..SETTINGS }, 1).contains("--batch 0"));
+        assert!(refused(Settings { batch: 1439, ..SETTINGS }, 1).contains("1438 training images"));
     }
 }
