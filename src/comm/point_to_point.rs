@@ -1,9 +1,11 @@
 //! Messages from one rank to another.
 
+use std::any::Any;
 use std::sync::{Arc, PoisonError};
 
 use super::communicator::Communicator;
 use super::handle::Handle;
+use super::pending::{Kept, Pending};
 use crate::executor::Work;
 use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
 use crate::types::{
@@ -16,15 +18,32 @@ impl Communicator {
     /// when `data` may be changed again, which says nothing about the receiver.
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<()> {
         // SAFETY: borrowed until the wait below has ended; a send only reads.
-        let handle = unsafe { self.start_message::<T>(true, data.as_ptr().cast_mut(), data.len(), to, tag)? };
+        let handle = unsafe { self.start_message(true, data.as_ptr().cast_mut(), data.len(), (to, tag), None)? };
         handle.wait()
     }
 
     /// Receives into `data` from rank `from`.
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u32) -> Result<()> {
         // SAFETY: borrowed mutably until the wait below has ended.
-        let handle = unsafe { self.start_message::<T>(false, data.as_mut_ptr(), data.len(), from, tag)? };
+        let handle = unsafe { self.start_message(false, data.as_mut_ptr(), data.len(), (from, tag), None)? };
         handle.wait()
+    }
+
+    /// Starts a [`send`](Self::send) of `data`, which comes back when it may be changed.
+    pub fn start_send<T: Element>(&self, data: Vec<T>, to: usize, tag: u32) -> Result<Pending<Vec<T>>> {
+        self.start_owned(true, data, (to, tag))
+    }
+
+    /// Starts a [`recv`](Self::recv) into `data`.
+    pub fn start_recv<T: Element>(&self, data: Vec<T>, from: usize, tag: u32) -> Result<Pending<Vec<T>>> {
+        self.start_owned(false, data, (from, tag))
+    }
+
+    fn start_owned<T: Element>(&self, sends: bool, mut data: Vec<T>, link: (usize, u32)) -> Result<Pending<Vec<T>>> {
+        let (start, count) = (data.as_mut_ptr(), data.len());
+        let keep = Some(Box::new(Kept::one(data)) as Box<dyn Any + Send>);
+        // SAFETY: the vector's memory does not move with it; the operation keeps it alive, and nobody else reaches it.
+        Ok(Pending::new(unsafe { self.start_message(sends, start, count, link, keep)? }))
     }
 
     /// # Safety
@@ -35,8 +54,8 @@ impl Communicator {
         sends: bool,
         data: *mut T,
         count: usize,
-        peer: usize,
-        tag: u32,
+        (peer, tag): (usize, u32),
+        keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Handle> {
         let (rank, size) = (self.rank(), self.size());
         let what = if sends { "send" } else { "recv" };
@@ -87,12 +106,13 @@ impl Communicator {
             output_count: count,
             deadline: self.deadline(),
             spoilt: None,
-            keep: None,
+            keep,
         };
+        let detached = work.keep.is_some();
         let world = &self.inner.world;
         world.count_operation(count * T::DATA_TYPE.size());
         // SAFETY: the caller's promise.
-        let completion = unsafe { world.engine.submit(work, false) };
+        let completion = unsafe { world.engine.submit(work, detached) };
         Ok(Handle { world: world.clone(), completion })
     }
 

@@ -1,6 +1,6 @@
 //! What lies where in a rank's buffers, before a call and after it.
 
-use phalanx::Result;
+use phalanx::types::Result;
 use phalanx::comm::{Call, Communicator};
 use phalanx::types::{Collective, DataType};
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use phalanx::comm::Communicator;
 use phalanx::types::{Collective, DataType, ReduceOp};
-use phalanx::{Error, Result};
+use phalanx::types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::figures::{bandwidth_gbs, bus_factor, percentile};

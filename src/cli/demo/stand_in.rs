@@ -1,6 +1,6 @@
 //! A world of one with the calls that the training makes, until communicators have landed.
 
-use phalanx::Result;
+use phalanx::types::Result;
 use phalanx::types::Reduction;
 use std::cell::Cell;
 

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use phalanx::types::{ReduceOp, Reduction};
-use phalanx::{Error, Result};
+use phalanx::types::{Error, Result};
 
 use super::Communicator;
 use super::digest;
