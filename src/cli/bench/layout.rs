@@ -1,8 +1,7 @@
 //! What lies where in a rank's buffers, before a call and after it.
 
-use phalanx::types::Result;
-use phalanx::comm::{Call, Communicator};
-use phalanx::types::{Collective, DataType};
+use phalanx::types::Collective;
+use phalanx::{Call, Communicator, Result};
 
 use super::sizes::has_blocks;
 use super::values::{Exercise, Value};
@@ -161,18 +160,18 @@ pub fn call_of(exercise: &Exercise, in_place: bool) -> Option<Call> {
 macro_rules! with_element_type {
     ($dtype:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $dtype {
-            DataType::F16 => $function::<half::f16>($($argument),*),
-            DataType::BF16 => $function::<half::bf16>($($argument),*),
-            DataType::F32 => $function::<f32>($($argument),*),
-            DataType::F64 => $function::<f64>($($argument),*),
-            DataType::I8 => $function::<i8>($($argument),*),
-            DataType::U8 => $function::<u8>($($argument),*),
-            DataType::I16 => $function::<i16>($($argument),*),
-            DataType::I32 => $function::<i32>($($argument),*),
-            DataType::U32 => $function::<u32>($($argument),*),
-            DataType::I64 => $function::<i64>($($argument),*),
-            DataType::U64 => $function::<u64>($($argument),*),
-            DataType::Bool => $function::<bool>($($argument),*),
+            phalanx::DataType::F16 => $function::<half::f16>($($argument),*),
+            phalanx::DataType::BF16 => $function::<half::bf16>($($argument),*),
+            phalanx::DataType::F32 => $function::<f32>($($argument),*),
+            phalanx::DataType::F64 => $function::<f64>($($argument),*),
+            phalanx::DataType::I8 => $function::<i8>($($argument),*),
+            phalanx::DataType::U8 => $function::<u8>($($argument),*),
+            phalanx::DataType::I16 => $function::<i16>($($argument),*),
+            phalanx::DataType::I32 => $function::<i32>($($argument),*),
+            phalanx::DataType::U32 => $function::<u32>($($argument),*),
+            phalanx::DataType::I64 => $function::<i64>($($argument),*),
+            phalanx::DataType::U64 => $function::<u64>($($argument),*),
+            phalanx::DataType::Bool => $function::<bool>($($argument),*),
         }
     };
 }
@@ -182,7 +181,7 @@ pub(super) use with_element_type;
 mod tests {
     use super::*;
     use crate::cli::bench::sizes::Extent;
-    use phalanx::types::ReduceOp;
+    use phalanx::{DataType, ReduceOp};
 
     fn exercise<T: Value>(collective: Collective) -> Exercise {
         let dtype = T::DATA_TYPE;

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use phalanx::comm::Communicator;
-use phalanx::types::{Collective, DataType, ReduceOp};
-use phalanx::types::{Error, Result};
+use phalanx::types::Collective;
+use phalanx::{Communicator, DataType, Error, ReduceOp, Result};
 use serde::{Deserialize, Serialize};
 
 use super::figures::{bandwidth_gbs, bus_factor, percentile};
 use super::layout::{Buffers, Layout, call_of, with_element_type};
+use super::report::Message;
 use super::sizes::Extent;
 use super::values::{Exercise, Value, reduces};
 
@@ -107,18 +107,20 @@ impl Job {
     }
 }
 
-/// Measures every size, and tells `report` each row. Returns how many elements were wrong.
-pub fn measure(comm: &Communicator, job: &Job, report: &mut dyn FnMut(Row)) -> Result<u64> {
+/// Measures every size, and tells `report` how it goes. Returns how many elements were wrong.
+pub fn measure(comm: &Communicator, job: &Job, report: &mut dyn FnMut(Message)) -> Result<u64> {
     job.check(comm.size())?;
     let mut wrong = 0;
-    for &bytes in &job.sizes {
+    for (done, &bytes) in job.sizes.iter().enumerate() {
+        report(Message::Size { bytes, done, of: job.sizes.len() });
         let extent = Extent::of(job.collective, bytes, job.dtype.size(), comm.size());
         let Job { collective, dtype, op, root, .. } = *job;
         let exercise = Exercise { collective, dtype, op, ranks: comm.size(), root, extent, salt: 0 };
         let row = with_element_type!(dtype, one_size(comm, job, exercise))?;
         wrong += row.wrong;
-        report(row);
+        report(Message::Row(row));
     }
+    report(Message::End);
     Ok(wrong)
 }
 

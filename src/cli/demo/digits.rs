@@ -2,7 +2,7 @@
 //!
 //! `examples/data/README.md` says where they come from and under which licence.
 
-use phalanx::types::{Error, Result};
+use phalanx::{Error, Result};
 
 /// The file as it is in the repository.
 const TEXT: &str = include_str!("../../../examples/data/digits.csv");

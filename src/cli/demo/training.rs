@@ -8,18 +8,16 @@
 
 use std::time::{Duration, Instant};
 
-use phalanx::types::{ReduceOp, Reduction};
-use phalanx::types::{Error, Result};
+use phalanx::{Call, Communicator, DataType, Error, ReduceOp, Reduction, Result};
 
-use super::Communicator;
 use super::digest;
 use super::digits::{CLASSES, Digits, PIXELS};
 use super::network::Network;
 use super::random::Random;
-use super::report::{Epoch, Message};
+use super::report::{Begin, Epoch, Message, Summary};
 
-/// Outputs of the two hidden layers: enough for 98 of 100 digits, and three buckets to overlap.
-const HIDDEN: [usize; 2] = [128, 64];
+/// Values between the layers: enough to recognise 97 of 100 digits, and three buckets to overlap.
+const WIDTHS: [usize; 4] = [PIXELS, 128, 64, CLASSES];
 
 /// The first training step's rate; it falls to zero along a line. Smaller batches are noisier and get less of it, in
 /// proportion.
@@ -72,21 +70,6 @@ impl Settings {
     }
 }
 
-/// What came out, the same on every rank but for the seconds.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The share of test images that were recognised.
-    pub accuracy: f64,
-    /// Training steps taken.
-    pub steps: usize,
-    /// From the first broadcast to the last test, on this rank.
-    pub seconds: f64,
-    /// The mean over the ranks of the share of those seconds spent inside Phalanx.
-    pub communication_share: f64,
-    /// For each rank, the digest of its weights.
-    pub digests: Vec<[u8; 32]>,
-}
-
 /// One rank's training.
 struct Trainer<'a> {
     comm: &'a Communicator,
@@ -100,17 +83,18 @@ struct Trainer<'a> {
     communication: Duration,
 }
 
-/// Trains on this rank together with all others, and tells `report` how it goes.
+/// Trains on this rank together with all others, and tells `report` how it goes. The summary is the same on every rank
+/// but for the seconds, which are this rank's.
 pub fn train(
     comm: &Communicator,
     digits: &Digits,
     settings: Settings,
     report: &mut dyn FnMut(Message),
-) -> Result<Outcome> {
+) -> Result<Summary> {
     settings.check(comm.size(), digits.training.len())?;
     // Sums in rank order give the same bits whichever algorithm and transport carry them.
     let comm = &comm.with_deterministic(true);
-    let network = Network::new(&[PIXELS, HIDDEN[0], HIDDEN[1], CLASSES]);
+    let network = Network::new(&WIDTHS);
     let zeros = network.zeros();
     let mut trainer = Trainer {
         comm,
@@ -126,23 +110,34 @@ pub fn train(
 }
 
 impl Trainer<'_> {
-    fn run(&mut self, report: &mut dyn FnMut(Message)) -> Result<Outcome> {
+    fn run(&mut self, report: &mut dyn FnMut(Message)) -> Result<Summary> {
+        let Settings { seed, epochs, batch } = self.settings;
+        let images = self.digits.training.len();
+        let steps_per_epoch = images / batch;
+        let steps = steps_per_epoch * epochs;
+        report(Message::Begin(Begin {
+            ranks: self.comm.size(),
+            network: WIDTHS.map(|width| width.to_string()).join("-"),
+            parameters: self.parameters.iter().map(Vec::len).sum(),
+            images,
+            batch,
+            steps,
+            epochs,
+        }));
+
         let began = Instant::now();
         self.begin()?;
-        let images = self.digits.training.len();
-        let steps_per_epoch = images / self.settings.batch;
-        let steps = steps_per_epoch * self.settings.epochs;
-        let rate = LEARNING_RATE * (self.settings.batch as f32 / FULL_RATE_BATCH as f32).min(1.0);
+        let rate = LEARNING_RATE * (batch as f32 / FULL_RATE_BATCH as f32).min(1.0);
         let mut order: Vec<usize> = (0..images).collect();
-        let mut random = Random::new(self.settings.seed, ORDER_STREAM);
+        let mut random = Random::new(seed, ORDER_STREAM);
         let mut accuracy = 0.0;
         let mut reported = began;
         let mut taken = 0;
-        for number in 1..=self.settings.epochs {
+        for number in 1..=epochs {
             let (epoch_began, communication_before) = (Instant::now(), self.communication);
             random.shuffle(&mut order);
             let mut loss = 0.0;
-            for images in order.chunks_exact(self.settings.batch) {
+            for images in order.chunks_exact(batch) {
                 loss += self.step(images, rate * (1.0 - taken as f32 / steps as f32))?;
                 taken += 1;
                 if reported.elapsed() >= REPORT_EVERY {
@@ -154,7 +149,7 @@ impl Trainer<'_> {
             let communication = (self.communication - communication_before).as_secs_f64();
             let sums = self.sum([loss, self.recognised() as f64, communication / seconds])?;
             accuracy = sums[1] / self.digits.test.len() as f64;
-            let seen = (steps_per_epoch * self.settings.batch) as f64;
+            let seen = (steps_per_epoch * batch) as f64;
             report(Message::Epoch(Epoch {
                 epoch: number,
                 steps: taken,
@@ -166,8 +161,21 @@ impl Trainer<'_> {
         }
         let seconds = began.elapsed().as_secs_f64();
         let [share] = self.sum([self.communication.as_secs_f64() / seconds])?;
-        let communication_share = share / self.comm.size() as f64;
-        Ok(Outcome { accuracy, steps, seconds, communication_share, digests: self.digests()? })
+        let summary = Summary {
+            ranks: self.comm.size(),
+            transport: self.comm.transport_summary(),
+            algorithm: self.algorithms()?,
+            accuracy,
+            steps,
+            seconds,
+            communication_share: share / self.comm.size() as f64,
+            seed,
+            epochs,
+            batch,
+            digests: self.digests()?,
+        };
+        report(Message::End(summary.clone()));
+        Ok(summary)
     }
 
     /// Draws the first weights on rank 0 and gives them to all.
@@ -190,7 +198,7 @@ impl Trainer<'_> {
         let activations = self.network.forward(&self.parameters, &share.pixels);
         let (loss, slopes) = self.network.loss(activations.logits(), &share.labels);
 
-        let mean = Reduction::new(ReduceOp::Sum).postscale(1.0 / images.len() as f64);
+        let mean = self.mean();
         let (comm, communication) = (self.comm, &mut self.communication);
         let mut travelling = Vec::with_capacity(self.gradients.len());
         let ready = |layer, gradient: &mut Vec<f32>| {
@@ -216,6 +224,24 @@ impl Trainer<'_> {
         Ok(f64::from(loss))
     }
 
+    /// Turns the ranks' summed slopes into the mean over the images of a training step.
+    fn mean(&self) -> Reduction {
+        Reduction::new(ReduceOp::Sum).postscale(1.0 / self.settings.batch as f64)
+    }
+
+    /// The algorithms that carry the gradients, each once.
+    fn algorithms(&self) -> Result<String> {
+        let mut names = Vec::new();
+        for gradient in &self.gradients {
+            let call = Call::allreduce(DataType::F32, gradient.len(), self.mean()).in_place(true);
+            let name = self.comm.algorithm_for(&call)?.name();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        Ok(names.join("+"))
+    }
+
     /// How many of this rank's share of the test images are recognised.
     fn recognised(&self) -> usize {
         let test = &self.digits.test;
@@ -230,10 +256,10 @@ impl Trainer<'_> {
     }
 
     /// The digest of every rank's weights, in rank order.
-    fn digests(&self) -> Result<Vec<[u8; 32]>> {
+    fn digests(&self) -> Result<Vec<String>> {
         let mut all = vec![0; 32 * self.comm.size()];
         self.comm.allgather(&digest::of_weights(&self.parameters.concat()), &mut all)?;
-        Ok(all.chunks_exact(32).map(|digest| std::array::from_fn(|i| digest[i])).collect())
+        Ok(all.chunks_exact(32).map(digest::short).collect())
     }
 }
 
