@@ -118,7 +118,7 @@ pub fn measure(comm: &Communicator, job: &Job, report: &mut dyn FnMut(Message)) 
         let exercise = Exercise { collective, dtype, op, ranks: comm.size(), root, extent, salt: 0 };
         let row = with_element_type!(dtype, one_size(comm, job, exercise))?;
         wrong += row.wrong;
-        report(Message::Row(row));
+        report(Message::Row(Box::new(row)));
     }
     report(Message::End);
     Ok(wrong)
@@ -276,6 +276,67 @@ mod tests {
         assert!(Job { op: ReduceOp::BitXor, collective: Collective::Broadcast, ..job() }.check(4).is_ok());
         assert!(refused(Job { in_place: true, collective: Collective::Gather, ..job() }).contains("gather"));
         assert!(refused(Job { iterations: Some(0), ..job() }).contains("--iters 0"));
+    }
+
+    /// Rank 0's rows and every rank's count of wrong elements.
+    fn run(ranks: usize, job: &Job) -> (Vec<Row>, Vec<u64>) {
+        let world = phalanx::thread_world(ranks).expect("threads");
+        let outcomes: Vec<(Vec<Row>, u64)> = std::thread::scope(|scope| {
+            let rank = |comm: Communicator| {
+                scope.spawn(move || {
+                    let mut rows = Vec::new();
+                    let mut keep = |message| {
+                        if let Message::Row(row) = message {
+                            rows.push(*row);
+                        }
+                    };
+                    let wrong = measure(&comm, job, &mut keep).expect("a sound job");
+                    (rows, wrong)
+                })
+            };
+            let threads: Vec<_> = world.into_iter().map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        let wrong = outcomes.iter().map(|(_, wrong)| *wrong).collect();
+        (outcomes.into_iter().next().expect("a rank 0").0, wrong)
+    }
+
+    #[test]
+    fn every_collective_is_measured_and_right() {
+        for &collective in Collective::ALL {
+            for in_place in [false, true] {
+                let sizes = if collective == Collective::Barrier { vec![0] } else { vec![0, 8, 4099] };
+                let job = Job { collective, sizes, in_place, root: 2, iterations: Some(3), warmup: Some(1), ..job() };
+                if job.check(3).is_err() {
+                    continue;
+                }
+                let (rows, wrong) = run(3, &job);
+                assert_eq!(wrong, [0, 0, 0], "{collective}");
+                assert_eq!(rows.len(), job.sizes.len());
+                for row in rows {
+                    assert_eq!((row.ranks, row.iterations, row.checked, row.wrong), (3, 3, 3, 0), "{row:?}");
+                    assert!(row.time_us_min <= row.time_us_p50 && row.time_us_p50 <= row.time_us_p99);
+                    assert!(row.time_us_p50 > 0.0 && row.transport == "inproc", "{row:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_type_and_op_is_right() {
+        for dtype in DataType::ALL {
+            for op in ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)) {
+                let job = Job { dtype, op, sizes: vec![1000], iterations: Some(2), warmup: Some(0), ..job() };
+                assert_eq!(run(3, &job).1, [0, 0, 0], "{dtype} {op}");
+            }
+        }
+    }
+
+    #[test]
+    fn large_sizes_are_checked_at_both_ends() {
+        let job = Job { sizes: vec![ALWAYS_CHECKED_BYTES + 4], iterations: Some(4), warmup: Some(0), ..job() };
+        let (rows, wrong) = run(2, &job);
+        assert_eq!((rows[0].checked, rows[0].iterations, &wrong[..]), (2, 4, &[0, 0][..]));
     }
 
     #[test]

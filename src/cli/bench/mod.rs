@@ -48,12 +48,12 @@ elements make the exit code 1.";
 /// Measure a collective and check every element of its results
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = MORE)]
-pub struct Arguments {
+pub struct Bench {
     /// allreduce, reduce, broadcast, allgather, reduce_scatter, alltoall, gather, scatter, barrier or send_recv
     #[arg(default_value = "allreduce")]
     collective: Collective,
     /// Ranks [default: 2, or those of the world this runs in]
-    #[arg(long = "np", short = 'n', visible_alias = "ranks", value_name = "N")]
+    #[arg(long = "np", short = 'n', alias = "np-with-one-dash", visible_alias = "ranks", value_name = "N")]
     ranks: Option<usize>,
     /// Sizes: FROM:TO, or a list with commas; K, M and G are powers of 1024
     #[arg(long, short, value_name = "SIZES", default_value = "8:128M")]
@@ -117,7 +117,7 @@ enum BindTo {
 /// Ranks to start when nobody says how many.
 const DEFAULT_RANKS: usize = 2;
 
-impl Arguments {
+impl Bench {
     fn job(&self) -> Job {
         Job {
             collective: self.collective,
@@ -143,8 +143,17 @@ impl Arguments {
     }
 }
 
-/// Runs the bench, as a rank or as the process that starts the ranks.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, LaunchError> {
+impl Bench {
+    /// Runs the command, as a rank or as the process that starts the ranks.
+    pub fn run(self) -> ExitCode {
+        start_or_join(&self).unwrap_or_else(|error| {
+            eprintln!("phalanx: {error}");
+            ExitCode::from(error.code)
+        })
+    }
+}
+
+fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
     let job = arguments.job();
     let ranks = arguments.ranks.unwrap_or(DEFAULT_RANKS);
     if arguments.threads {
@@ -165,7 +174,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, LaunchError> {
 }
 
 /// One rank of a world.
-fn as_rank(arguments: &Arguments, job: &Job, comm: Communicator) -> Result<ExitCode> {
+fn as_rank(arguments: &Bench, job: &Job, comm: Communicator) -> Result<ExitCode> {
     let comm = if arguments.algorithm.is_some() { comm.with_algorithm(arguments.algorithm) } else { comm };
     let comm = if arguments.deterministic { comm.with_deterministic(true) } else { comm };
     let wrong = match arguments.report_to {
@@ -184,7 +193,7 @@ fn as_rank(arguments: &Arguments, job: &Job, comm: Communicator) -> Result<ExitC
 }
 
 /// All ranks, as threads of this process.
-fn as_threads(arguments: &Arguments, job: &Job, ranks: usize) -> Result<ExitCode> {
+fn as_threads(arguments: &Bench, job: &Job, ranks: usize) -> Result<ExitCode> {
     let world = phalanx::thread_world(ranks)?;
     let codes: Vec<Result<ExitCode>> = thread::scope(|scope| {
         let start = |comm: Communicator| scope.spawn(move || as_rank(arguments, job, comm));

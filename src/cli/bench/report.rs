@@ -21,7 +21,7 @@ pub enum Message {
         of: usize,
     },
     /// A size was measured.
-    Row(Row),
+    Row(Box<Row>),
     /// All sizes were measured.
     End,
 }
@@ -172,7 +172,7 @@ mod tests {
         let mut output = Vec::new();
         let mut renderer = Renderer::new(&mut output, json);
         renderer.show(&Message::Size { bytes: 8, done: 0, of: rows.len() });
-        rows.iter().for_each(|row| renderer.show(&Message::Row(row.clone())));
+        rows.iter().for_each(|row| renderer.show(&Message::Row(Box::new(row.clone()))));
         renderer.show(&Message::End);
         String::from_utf8(output).expect("text").lines().map(ToString::to_string).collect()
     }

@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn every_line_is_an_image_and_the_parts_share_none() {
-        let digits = Digits::load().unwrap();
+        let digits = Digits::load().expect("sound digits");
         assert_eq!((digits.training.len(), digits.test.len()), (1438, 359));
         assert_eq!(digits.training.pixels.len(), 1438 * PIXELS);
         let mut by_digit = [0; CLASSES];
@@ -112,14 +112,14 @@ mod tests {
         }
         assert_eq!(by_digit, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
         // The file's fifth line is the first test image.
-        let fifth = TEXT.lines().nth(4).unwrap();
+        let fifth = TEXT.lines().nth(4).expect("sound digits");
         let first: Vec<_> = digits.test.image(0).iter().map(|pixel| (pixel * 16.0).to_string()).collect();
         assert_eq!(format!("{},{}", first.join(","), digits.test.labels[0]), fifth);
     }
 
     #[test]
     fn damaged_lines_are_refused() {
-        let good = TEXT.lines().next().unwrap();
+        let good = TEXT.lines().next().expect("sound digits");
         let parses = |line: &str| parse(line, &mut Images::default()).is_some();
         assert!(parses(good));
         assert!(!parses(""));

@@ -30,9 +30,9 @@ use super::workers::{self, Reports, Start};
 /// sums the gradients, bucket by bucket, while earlier layers are still being computed. The same seed and number of
 /// ranks give the same weights, bit for bit, over any transport and algorithm.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Arguments {
+pub struct Demo {
     /// Processes that train together [default: 4, or those of the world this runs in]
-    #[arg(long, short = 'n', visible_alias = "np", value_name = "N")]
+    #[arg(long, short = 'n', alias = "np-with-one-dash", visible_alias = "np", value_name = "N")]
     ranks: Option<usize>,
     /// Carry everything over shm or tcp [default: the fastest there is for each pair of ranks]
     #[arg(long, value_name = "NAME")]
@@ -60,7 +60,7 @@ pub struct Arguments {
 /// Ranks to start when nobody says how many.
 const DEFAULT_RANKS: usize = 4;
 
-impl Arguments {
+impl Demo {
     fn settings(&self) -> Settings {
         Settings { seed: self.seed, epochs: self.epochs, batch: self.batch }
     }
@@ -70,8 +70,17 @@ impl Arguments {
     }
 }
 
-/// Runs the demo, as a rank or as the process that starts the ranks.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, LaunchError> {
+impl Demo {
+    /// Runs the command, as a rank or as the process that starts the ranks.
+    pub fn run(self) -> ExitCode {
+        start_or_join(&self).unwrap_or_else(|error| {
+            eprintln!("phalanx: {error}");
+            ExitCode::from(error.code)
+        })
+    }
+}
+
+fn start_or_join(arguments: &Demo) -> Result<ExitCode, LaunchError> {
     let digits = Digits::load()?;
     if let Some(config) = workers::existing_world(arguments.ranks)? {
         return Ok(as_rank(arguments, &digits, config)?);
@@ -83,7 +92,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, LaunchError> {
     workers::run(start, move |message: Message| renderer.show(&message)).map(ExitCode::from)
 }
 
-fn as_rank(arguments: &Arguments, digits: &Digits, config: Config) -> Result<ExitCode> {
+fn as_rank(arguments: &Demo, digits: &Digits, config: Config) -> Result<ExitCode> {
     let transport = arguments.transport.or(config.settings.transport);
     let algorithm = arguments.algorithm.or(config.settings.algorithm);
     let comm = config.with_transport(transport).with_algorithm(algorithm).connect()?;

@@ -266,34 +266,78 @@ impl Trainer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx::Algorithm;
 
     const SETTINGS: Settings = Settings { seed: 1, epochs: 30, batch: 64 };
 
-    fn alone(settings: Settings) -> (Outcome, Vec<Message>) {
-        let mut messages = Vec::new();
-        let digits = Digits::load().unwrap();
-        let outcome = train(&Communicator, &digits, settings, &mut |message| messages.push(message)).unwrap();
-        (outcome, messages)
+    /// Trains over threads; rank 0's summary and messages. All ranks' digests are in the summary.
+    fn together(ranks: usize, algorithm: Option<Algorithm>, settings: Settings) -> (Summary, Vec<Message>) {
+        let digits = &Digits::load().expect("sound digits");
+        let world = phalanx::thread_world(ranks).expect("threads");
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let rank = |comm: Communicator| {
+                scope.spawn(move || {
+                    let mut messages = Vec::new();
+                    let comm = comm.with_algorithm(algorithm);
+                    let summary = train(&comm, digits, settings, &mut |message| messages.push(message));
+                    (summary.expect("sound training"), messages)
+                })
+            };
+            let threads: Vec<_> = world.into_iter().map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        assert!(outcomes.iter().all(|(summary, _)| summary.digests == outcomes[0].0.digests && summary.is_agreed()));
+        outcomes.into_iter().next().expect("a rank 0")
     }
 
     #[test]
     fn one_rank_learns_the_digits() {
         for seed in 1..5 {
-            let (outcome, messages) = alone(Settings { seed, ..SETTINGS });
-            assert!(outcome.accuracy >= 0.965, "accuracy {} with seed {seed}", outcome.accuracy);
-            assert_eq!(outcome.steps, 30 * 22);
-            let epochs: Vec<_> = messages.iter().filter_map(Message::as_epoch).collect();
+            let (summary, messages) = together(1, None, Settings { seed, ..SETTINGS });
+            assert!(summary.accuracy >= 0.965, "accuracy {} with seed {seed}", summary.accuracy);
+            assert_eq!(summary.steps, 30 * 22);
+            assert!(matches!(&messages[0], Message::Begin(begin) if begin.steps == 660 && begin.parameters == 17226));
+            assert_eq!(messages.last(), Some(&Message::End(summary.clone())));
+            let is_epoch = |message: &Message| match message {
+                Message::Epoch(epoch) => Some(epoch.clone()),
+                _ => None,
+            };
+            let epochs: Vec<_> = messages.iter().filter_map(is_epoch).collect();
             assert_eq!(epochs.len(), 30);
             assert!(epochs[29].loss < epochs[0].loss / 20.0);
-            assert_eq!(epochs[29].accuracy, outcome.accuracy);
+            assert_eq!(epochs[29].accuracy, summary.accuracy);
         }
     }
 
     #[test]
     fn the_same_seed_gives_the_same_weights() {
         let short = Settings { epochs: 2, ..SETTINGS };
-        assert_eq!(alone(short).0.digests, alone(short).0.digests);
-        assert_ne!(alone(short).0.digests, alone(Settings { seed: 2, ..short }).0.digests);
+        let digests = |settings| together(1, None, settings).0.digests;
+        assert_eq!(digests(short), digests(short));
+        assert_ne!(digests(short), digests(Settings { seed: 2, ..short }));
+    }
+
+    #[test]
+    fn ranks_agree_whatever_carries_the_gradients() {
+        let short = Settings { epochs: 1, ..SETTINGS };
+        let (summary, _) = together(3, None, short);
+        assert_eq!((summary.ranks, summary.digests.len()), (3, 3));
+        assert_eq!(summary.transport, "inproc");
+        for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::TwoShot] {
+            let (other, _) = together(3, Some(algorithm), short);
+            assert_eq!((other.algorithm.as_str(), other.digests), (algorithm.name(), summary.digests.clone()));
+        }
+    }
+
+    #[test]
+    fn ranks_share_a_step_without_changing_its_meaning() {
+        // The first epoch's loss is the same mean over the same images, but for the order of the additions.
+        let loss = |ranks| {
+            let (_, messages) = together(ranks, None, Settings { epochs: 1, ..SETTINGS });
+            messages.iter().find_map(|message| if let Message::Epoch(epoch) = message { Some(epoch.loss) } else { None })
+        };
+        let (one, five) = (loss(1).expect("an epoch"), loss(5).expect("an epoch"));
+        assert!((one - five).abs() < 1e-3 * one, "{one} and {five}");
     }
 
     #[test]
