@@ -27,6 +27,8 @@ pub mod reduce;
 
 pub mod wire;
 
+pub mod sys;
+
 pub mod transport;
 
 pub mod executor;

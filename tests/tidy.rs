@@ -77,7 +77,9 @@ fn rooms_import_only_lower_rooms() {
             for (at, _) in line.match_indices("crate::") {
                 let named = &line[at + "crate::".len()..];
                 let higher = ROOMS.iter().enumerate().find(|(_, other)| {
-                    named.strip_prefix(**other).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+                    named
+                        .strip_prefix(**other)
+                        .is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
                 });
                 if higher.is_some_and(|(other, _)| Some(other) > level) {
                     wrong.push(format!("{}:{number}: {room} imports a higher room: {}", path.display(), line.trim()));

@@ -1,7 +1,9 @@
 //! From a request to a plan: checks, buffers, and which algorithm serves which collective.
 
+use super::algorithms::direct::Pace;
 use super::algorithms::{
-    binomial, bruck, chain, direct, dissemination, double_tree, doubling, halving, hierarchical, linear, pairwise, ring,
+    binomial, bruck, chain, direct, dissemination, double_tree, doubling, halving, hierarchical, linear, ordered,
+    pairwise, ring,
 };
 use super::builder::{Builder, Group, in_a_row, split_evenly};
 use super::topology::Hosts;
@@ -97,9 +99,12 @@ fn check(request: &PlanRequest<'_>) -> Result<(), PlanError> {
         if counts.len() != size {
             return refuse(format!("counts are given for {} ranks", counts.len()), Vec::new());
         }
-        if counts.iter().try_fold(0usize, |sum, &count| sum.checked_add(count)).is_none() {
-            return refuse("the counts add up to more than 64 bits".into(), Vec::new());
-        }
+    }
+    // No plan needs more scratch than this, so that sums and products further down cannot overflow.
+    let totals = lengths.iter().map(|counts| counts.iter().try_fold(0usize, |sum, &count| sum.checked_add(count)));
+    let whole = if let Shape::Whole(count) = request.shape { Some(Some(count)) } else { None };
+    if totals.chain(whole).any(|total| total.and_then(|total| total.checked_mul(size.max(64) + 1)).is_none()) {
+        return refuse("the counts are more than any memory can hold".into(), Vec::new());
     }
     if let Shape::Exchange { send, recv, equal } = request.shape {
         if algorithm == Algorithm::Bruck && !equal {
@@ -131,6 +136,13 @@ impl Planner<'_> {
     /// The buffer that this rank's contribution is read from.
     fn input(&self) -> Buffer {
         if self.request.in_place { Buffer::Output } else { Buffer::Input }
+    }
+
+    /// Whether rank order is asked for and the algorithm does not reduce in rank order as it is.
+    fn must_order(&self) -> bool {
+        use Algorithm::{Linear, OneShot, TwoShot};
+        let &PlanRequest { deterministic, size, algorithm, .. } = self.request;
+        deterministic && size > 1 && !matches!(algorithm, OneShot | TwoShot | Linear)
     }
 
     fn is_root(&self) -> bool {
@@ -174,6 +186,9 @@ impl Planner<'_> {
         let target = Span::new(Buffer::Output, 0, self.whole());
         let (order, me) = self.ring();
         match request.algorithm {
+            algorithm if self.must_order() => {
+                ordered::allreduce(builder, self.group, &self.hosts, algorithm, source, target);
+            }
             Algorithm::OneShot => direct::one_shot(builder, self.group, source, target, true),
             Algorithm::TwoShot => direct::two_shot(builder, self.group, source, target, true),
             Algorithm::Ring => ring::allreduce(builder, Group { ranks: &order, me }, source, target, true),
@@ -191,6 +206,7 @@ impl Planner<'_> {
         let source = Span::new(self.input(), 0, self.whole());
         let target = Span::new(Buffer::Output, 0, self.whole());
         match self.request.algorithm {
+            algorithm if self.must_order() => ordered::reduce(builder, self.group, root, algorithm, source, target),
             Algorithm::Binomial => binomial::reduce(builder, self.group, root, source, target, true),
             Algorithm::Linear => linear::reduce(builder, self.group, root, source, target, true),
             Algorithm::TwoShot => {
@@ -198,7 +214,7 @@ impl Planner<'_> {
                     (split_evenly(source, self.group.len()), split_evenly(target, self.group.len()));
                 let mine = sources[rank].count;
                 let part = if self.is_root() { targets[rank] } else { builder.reserve(mine) };
-                direct::reduce_scatter(builder, self.group, &sources, part, true, direct::Pace::AtOnce);
+                direct::reduce_scatter(builder, self.group, &sources, part, true, Pace::AtOnce);
                 linear::gather(builder, self.group, root, part, &targets);
             }
             Algorithm::Ring => {
@@ -251,9 +267,10 @@ impl Planner<'_> {
             if self.request.in_place { sources[rank] } else { Span::new(Buffer::Output, 0, sources[rank].count) };
         let (order, me) = self.ring();
         match self.request.algorithm {
-            Algorithm::OneShot => {
-                direct::reduce_scatter(builder, self.group, &sources, target, true, direct::Pace::AtOnce);
+            _ if self.must_order() => {
+                direct::reduce_scatter(builder, self.group, &sources, target, true, Pace::Pairwise);
             }
+            Algorithm::OneShot => direct::reduce_scatter(builder, self.group, &sources, target, true, Pace::AtOnce),
             Algorithm::Pairwise => pairwise::reduce_scatter(builder, self.group, &sources, target, true),
             Algorithm::Ring => {
                 let sources: Vec<Span> = order.iter().map(|&rank| sources[rank]).collect();

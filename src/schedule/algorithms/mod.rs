@@ -15,5 +15,6 @@ pub(super) mod doubling;
 pub(super) mod halving;
 pub(super) mod hierarchical;
 pub(super) mod linear;
+pub(super) mod ordered;
 pub(super) mod pairwise;
 pub(super) mod ring;

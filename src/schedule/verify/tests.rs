@@ -27,20 +27,22 @@ fn first() {
                                 2 => (0..size).map(|rank| rank % 3).collect(),
                                 _ => (0..size).collect(),
                             };
-                            let request = JointRequest {
-                                collective,
-                                algorithm,
-                                size,
-                                root: size / 2,
-                                counts,
-                                in_place: &in_place,
-                                hosts: &hosts,
-                                segment: 5,
-                                deterministic: false,
-                            };
-                            let schedules = request.plan_all().unwrap();
-                            if let Err(violation) = verify(&request, &schedules) {
-                                panic!("{request:?}\n{violation}");
+                            for deterministic in [false, true] {
+                                let request = JointRequest {
+                                    collective,
+                                    algorithm,
+                                    size,
+                                    root: size / 2,
+                                    counts,
+                                    in_place: &in_place,
+                                    hosts: &hosts,
+                                    segment: 5,
+                                    deterministic,
+                                };
+                                let schedules = request.plan_all().unwrap();
+                                if let Err(violation) = verify(&request, &schedules) {
+                                    panic!("{request:?}\n{violation}");
+                                }
                             }
                         }
                     }
