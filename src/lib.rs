@@ -35,6 +35,9 @@ pub mod executor;
 
 pub mod comm;
 
+#[doc(hidden)]
+pub mod testing;
+
 // The public interface.
-pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics};
+pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, thread_world};
 pub use types::{Algorithm, DataType, Element, Error, Fault, ReduceOp, Reduction, Result, TransportKind};

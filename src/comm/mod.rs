@@ -16,9 +16,13 @@ mod pending;
 mod plans;
 mod point_to_point;
 mod scope;
+mod threads;
 mod world;
 
 pub use call::Call;
+pub(crate) use connect::member;
+pub use threads::thread_world;
+pub(crate) use threads::thread_world_on;
 pub use communicator::{Communicator, Settings};
 pub use handle::Handle;
 pub use pending::Pending;
