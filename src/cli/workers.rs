@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::thread::JoinHandle;
 
+use clap::builder::RangedU64ValueParser;
 use phalanx::bootstrap::Launcher;
 use phalanx::launch::binding::Bind;
 use phalanx::launch::hosts::Host;
@@ -17,6 +18,11 @@ use rustix::io::FdFlags;
 use rustix::pipe::PipeFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+/// Reads a number on the command line that is not below `least`.
+pub fn at_least(least: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(least..)
+}
 
 /// The place of this process in a world that somebody else started, if there is one. `asked` is the number of ranks on
 /// the command line.

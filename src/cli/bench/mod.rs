@@ -26,7 +26,7 @@ use phalanx::{Algorithm, Communicator, DataType, Error, ReduceOp, Result, Transp
 use self::measure::{Job, measure};
 use self::report::{Message, Renderer};
 use self::sizes::Sizes;
-use super::workers::{self, Reports, Start};
+use super::workers::{self, Reports, Start, at_least};
 
 /// What stands below the options.
 const MORE: &str = "\
@@ -53,13 +53,13 @@ pub struct Bench {
     #[arg(default_value = "allreduce")]
     collective: Collective,
     /// Ranks [default: 2, or those of the world this runs in]
-    #[arg(long = "np", short = 'n', alias = "np-with-one-dash", visible_alias = "ranks", value_name = "N")]
+    #[arg(long = "np", short = 'n', alias = "np-with-one-dash", visible_alias = "ranks", value_name = "N", value_parser = at_least(1))]
     ranks: Option<usize>,
     /// Sizes: FROM:TO, or a list with commas; K, M and G are powers of 1024
     #[arg(long, short, value_name = "SIZES", default_value = "8:128M")]
     bytes: Sizes,
     /// How much larger each size of a range is than the one before
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least(2))]
     factor: usize,
     /// Carry everything over shm or tcp [default: the fastest there is for each pair of ranks]
     #[arg(long, value_name = "NAME")]
@@ -83,7 +83,7 @@ pub struct Bench {
     #[arg(long)]
     deterministic: bool,
     /// Timed iterations [default: 2000 up to 64 KiB, 200 up to 4 MiB, 20 above; fewer if that took long]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least(1))]
     iters: Option<usize>,
     /// Iterations before the timed ones [default: a tenth of them]
     #[arg(long, value_name = "N")]
@@ -138,7 +138,7 @@ impl Bench {
 
     /// Whether ranks that are started here are bound.
     fn bind(&self, ranks: usize) -> Bind {
-        let cores = binding::cores(binding::topology(&binding::allowed())).len();
+        let cores = binding::cores(binding::topology(&phalanx::sys::process::affinity().unwrap_or_default())).len();
         if self.bind_to == BindTo::Core && ranks <= cores { Bind::Core } else { Bind::None }
     }
 }

@@ -22,7 +22,7 @@ use phalanx::{Algorithm, Config, Result, TransportKind};
 use self::digits::Digits;
 use self::report::{Message, Renderer};
 use self::training::{Settings, train};
-use super::workers::{self, Reports, Start};
+use super::workers::{self, Reports, Start, at_least};
 
 /// Train a small network on handwritten digits over several processes
 ///
@@ -32,7 +32,7 @@ use super::workers::{self, Reports, Start};
 #[derive(Clone, Debug, clap::Args)]
 pub struct Demo {
     /// Processes that train together [default: 4, or those of the world this runs in]
-    #[arg(long, short = 'n', alias = "np-with-one-dash", visible_alias = "np", value_name = "N")]
+    #[arg(long, short = 'n', alias = "np-with-one-dash", visible_alias = "np", value_name = "N", value_parser = at_least(1))]
     ranks: Option<usize>,
     /// Carry everything over shm or tcp [default: the fastest there is for each pair of ranks]
     #[arg(long, value_name = "NAME")]
@@ -44,10 +44,10 @@ pub struct Demo {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Passes over the training images
-    #[arg(long, default_value_t = 30)]
+    #[arg(long, default_value_t = 30, value_parser = at_least(1))]
     epochs: usize,
     /// Images in a training step, over all ranks
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = at_least(1))]
     batch: usize,
     /// Print the result as one JSON object in the last line
     #[arg(long)]
