@@ -15,7 +15,8 @@ const FOLDER: &str = "/run/netns";
 
 /// The given namespaces as hosts for `ranks` ranks, in blocks whose lengths differ by one at most.
 pub fn hosts(names: &[String], ranks: usize) -> Result<Vec<Host>> {
-    if let Some(name) = names.iter().find(|name| name.is_empty() || name.contains('/') || name.starts_with(['.', '-'])) {
+    if let Some(name) = names.iter().find(|name| name.is_empty() || name.contains('/') || name.starts_with(['.', '-']))
+    {
         return Err(Error::invalid(format!("--hosts: {name:?} is not the name of a network namespace")));
     }
     if names.len() > ranks {

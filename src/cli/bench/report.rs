@@ -205,8 +205,19 @@ mod tests {
         assert_eq!(lines.len(), 2);
         let object: serde_json::Value = serde_json::from_str(&lines[0]).expect("an object");
         for key in [
-            "collective", "bytes", "count", "dtype", "op", "ranks", "transport", "algorithm", "time_us_p50",
-            "time_us_p99", "algbw_gbs", "busbw_gbs", "wrong",
+            "collective",
+            "bytes",
+            "count",
+            "dtype",
+            "op",
+            "ranks",
+            "transport",
+            "algorithm",
+            "time_us_p50",
+            "time_us_p99",
+            "algbw_gbs",
+            "busbw_gbs",
+            "wrong",
         ] {
             assert!(!object[key].is_null(), "{key}");
         }

@@ -159,11 +159,14 @@ impl<W: Write> Renderer<W> {
         if summary.is_agreed() {
             let digest = summary.digests.first().map_or("", String::as_str);
             let ranks = summary.ranks;
-            self.line(&format!("digest of the weights: {digest} on {}", match ranks {
-                1 => "the one rank".into(),
-                2 => "both ranks".into(),
-                _ => format!("all {ranks} ranks"),
-            }));
+            self.line(&format!(
+                "digest of the weights: {digest} on {}",
+                match ranks {
+                    1 => "the one rank".into(),
+                    2 => "both ranks".into(),
+                    _ => format!("all {ranks} ranks"),
+                }
+            ));
         }
         for (rank, digest) in summary.digests.iter().enumerate() {
             self.line(&format!("  rank {rank}: {digest}"));
@@ -217,15 +220,8 @@ mod tests {
 
     #[test]
     fn rows_stand_under_their_headings() {
-        let begin = Begin {
-            ranks: 4,
-            network: "64-10".into(),
-            parameters: 650,
-            images: 1438,
-            batch: 64,
-            steps: 44,
-            epochs: 2,
-        };
+        let begin =
+            Begin { ranks: 4, network: "64-10".into(), parameters: 650, images: 1438, batch: 64, steps: 44, epochs: 2 };
         let epoch = Epoch {
             epoch: 1,
             steps: 22,

@@ -334,7 +334,9 @@ mod tests {
         // The first epoch's loss is the same mean over the same images, but for the order of the additions.
         let loss = |ranks| {
             let (_, messages) = together(ranks, None, Settings { epochs: 1, ..SETTINGS });
-            messages.iter().find_map(|message| if let Message::Epoch(epoch) = message { Some(epoch.loss) } else { None })
+            messages
+                .iter()
+                .find_map(|message| if let Message::Epoch(epoch) = message { Some(epoch.loss) } else { None })
         };
         let (one, five) = (loss(1).expect("an epoch"), loss(5).expect("an epoch"));
         assert!((one - five).abs() < 1e-3 * one, "{one} and {five}");
