@@ -9,3 +9,5 @@ pub mod schedule;
 pub mod reduce;
 
 pub mod transport;
+
+pub mod launch;
