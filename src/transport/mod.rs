@@ -28,8 +28,15 @@
 //!     the peer does wakes the sleeper. False means: call `progress` again.
 //! 14. **Nothing a peer sends is believed**: lengths, indices and counts are checked before use.
 
+mod atomic;
 mod contract;
+mod doorbell;
 mod lane;
+mod ring;
+pub mod shm;
+pub mod sleep;
+pub mod tcp;
 
 pub use contract::{Accumulate, Endpoint, Event, Notice, Receive, RecvRequest, SendRequest, Token};
 pub use lane::{Lane, LaneError, MIN_WINDOW};
+pub use sleep::Sleeper;
