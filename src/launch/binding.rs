@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use rustix::thread::CpuSet;
-
 /// Whether ranks are bound to processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bind {
@@ -23,14 +21,6 @@ pub struct Processor {
     pub core: usize,
     /// The number by which a process is bound to it.
     pub cpu: usize,
-}
-
-/// The processors this process may use.
-pub fn allowed() -> Vec<usize> {
-    match rustix::thread::sched_getaffinity(None) {
-        Ok(set) => (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
-        Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
-    }
 }
 
 /// Where the processors in `cpus` sit, as the system describes it. One it does not describe counts as a core.
@@ -92,7 +82,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_core() {
-        let allowed = allowed();
+        let allowed = crate::sys::process::affinity().expect("a system that tells");
         assert!(!allowed.is_empty());
         let mut all: Vec<_> = cores(topology(&allowed)).concat();
         all.sort_unstable();

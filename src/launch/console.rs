@@ -63,6 +63,11 @@ impl Console {
         }
     }
 
+    /// Somebody typed the end of a line. Returns whose unfinished line was completed by that.
+    pub(super) fn end_row_by_key(&mut self) -> Option<Source> {
+        self.both().filter_map(|destination| destination.printer.end_row_by_key()).last()
+    }
+
     /// Says something in the launcher's own name.
     pub(super) fn say(&mut self, text: &str) {
         for line in text.lines() {

@@ -43,7 +43,9 @@ pub const CONTRADICTING: &[&str] = &[
     "PHALANX_LOCAL_SIZE",
     "PHALANX_CROSS_RANK",
     "PHALANX_CROSS_SIZE",
+    "PHALANX_JOB",
     "PHALANX_RENDEZVOUS",
+    "PHALANX_RENDEZVOUS_HOSTED",
     "PHALANX_KEY",
     "PHALANX_KEY_FILE",
     "OMPI_COMM_WORLD_*",
@@ -149,6 +151,7 @@ impl JobEnvironment {
         put("PHALANX_CROSS_SIZE", place.cross_size.to_string());
         if let Some(rendezvous) = &self.rendezvous {
             put("PHALANX_RENDEZVOUS", rendezvous.clone());
+            put("PHALANX_RENDEZVOUS_HOSTED", "launcher".into());
         }
         if let Some(key) = &self.key {
             put("PHALANX_KEY", key.clone());
@@ -253,6 +256,34 @@ mod tests {
         {
             assert!(!contradicts(OsStr::new(name)), "{name}");
         }
+    }
+
+    #[test]
+    fn every_launcher_that_is_understood_is_recognised() {
+        // These say where something is, or which job this is, and not who a process is in it.
+        let stay = ["MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"];
+        for name in crate::bootstrap::foreign_variables() {
+            assert_ne!(contradicts(OsStr::new(name)), stay.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_a_worker_finds_is_understood() {
+        use crate::bootstrap::{Config, Launcher, Rendezvous};
+        let job = JobEnvironment {
+            rendezvous: Some("127.0.0.1:4000".into()),
+            key: Some("ab".repeat(32)),
+            compat: vec![Compat::Torch, Compat::Horovod],
+            ..JobEnvironment::default()
+        };
+        let set = job.settings(&PLACE, 4, |_| false);
+        let set: Vec<_> = set.iter().map(|(name, value)| (name.to_str().unwrap(), value.to_str().unwrap())).collect();
+        let config = Config::from_variables(&set.into_iter().collect()).unwrap();
+        assert_eq!((config.launch.rank, config.launch.size), (3, 4));
+        assert_eq!((config.launch.local_rank, config.launch.local_size), (Some(1), Some(2)));
+        assert_eq!(config.launch.launcher, Launcher::Phalanx);
+        let meeting = Rendezvous::Tcp { address: "127.0.0.1:4000".into(), hosted_by_launcher: true };
+        assert_eq!(config.launch.rendezvous, meeting);
     }
 
     #[test]

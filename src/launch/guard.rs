@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
-use rustix::thread::CpuSet;
 
 use super::control::{Ending, Lines, Order, Report};
 use super::signal::{self, Signal, SignalQueue};
@@ -90,10 +89,8 @@ fn start(options: &GuardOptions) -> io::Result<Pid> {
     let (program, arguments) =
         options.command.split_first().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
     if !options.cpus.is_empty() {
-        let mut set = CpuSet::new();
-        options.cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
-        // The worker inherits it. A processor that is not ours to use is the launcher's mistake, told as the worker's.
-        rustix::thread::sched_setaffinity(None, &set)?;
+        // The worker inherits it.
+        crate::sys::process::set_affinity(&options.cpus)?;
     }
     let guard = rustix::process::getpid();
     let files = options.files;
@@ -103,6 +100,8 @@ fn start(options: &GuardOptions) -> io::Result<Pid> {
     unsafe {
         command.pre_exec(move || {
             signal::unblock_all()?;
+            // No key reaches the worker by itself; one that is passed on is meant for it.
+            signal::hear_keys();
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
             // The guard may have gone before that took effect.
             if rustix::process::getppid() != Some(guard) {

@@ -117,22 +117,25 @@ fn parse_slots(text: &str) -> Result<usize, String> {
 pub struct LocalNames {
     /// The names and addresses that mean this machine, besides `localhost` and the loopback addresses.
     pub names: Vec<String>,
+    /// The addresses of its network interfaces.
+    pub addresses: Vec<IpAddr>,
 }
 
 impl LocalNames {
-    /// The name the kernel has for this machine, whole and up to its first dot.
+    /// The name the kernel has for this machine, whole and up to its first dot, and the addresses of its interfaces.
     pub fn of_this_machine() -> Self {
         let name = host_name();
         let short = name.split('.').next().unwrap_or_default().to_owned();
         let mut names = vec![name, short];
         names.dedup();
-        Self { names }
+        let interfaces = crate::sys::network::interface_addresses().unwrap_or_default();
+        Self { names, addresses: interfaces.into_iter().map(|interface| interface.address).collect() }
     }
 
     /// Whether `name` is this machine.
     pub fn contain(&self, name: &str) -> bool {
         name.eq_ignore_ascii_case("localhost")
-            || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+            || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback() || self.addresses.contains(&address))
             || self.names.iter().any(|known| !known.is_empty() && known.eq_ignore_ascii_case(name))
     }
 }
@@ -194,8 +197,11 @@ mod tests {
 
     #[test]
     fn this_machine_is_known_by_its_names() {
-        let local = LocalNames { names: vec!["box.example".into(), "box".into()] };
-        for name in ["localhost", "127.0.0.1", "127.1.2.3", "::1", "BOX", "box.example"] {
+        let local = LocalNames {
+            names: vec!["box.example".into(), "box".into()],
+            addresses: vec!["10.0.0.7".parse().expect("an address")],
+        };
+        for name in ["localhost", "127.0.0.1", "127.1.2.3", "::1", "BOX", "box.example", "10.0.0.7"] {
             assert!(local.contain(name), "{name}");
         }
         for name in ["other", "10.0.0.1", ""] {

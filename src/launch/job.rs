@@ -16,6 +16,8 @@ use super::place::{Place, place};
 use super::printer::Prefix;
 use super::spawn::{Input, WorkerPlan};
 use super::supervise::Policy;
+use super::words::plural;
+use crate::sys::process;
 use crate::types::Error;
 
 /// When ranks have colours.
@@ -120,12 +122,11 @@ impl Job {
         let removed = removed.into_iter().map(|(name, _)| name).collect();
         let inherited: BTreeMap<_, _> = kept.into_iter().collect();
 
-        let allowed = binding::allowed();
-        let cores = binding::cores(binding::topology(&allowed));
+        let cores = binding::cores(binding::topology(&process::affinity().unwrap_or_default()));
         let environment = JobEnvironment {
             set: self.set.clone(),
             compat: self.compat.clone(),
-            cores: cores.len(),
+            cores: cores.len().min(process::usable_processors()),
             ..JobEnvironment::default()
         };
         let path = self.set.iter().rev().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
@@ -238,9 +239,7 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let used =
             self.hosts.iter().enumerate().filter(|(index, _)| self.places.iter().any(|place| place.host == *index));
-        let plural = |count: usize| if count == 1 { "" } else { "s" };
-        let hosts = used.count();
-        writeln!(f, "{} rank{} on {hosts} host{}", self.size(), plural(self.size()), plural(hosts))?;
+        writeln!(f, "{} on {}", plural(self.size(), "rank"), plural(used.count(), "host"))?;
         writeln!(f, "command: {}  ({})", shell_words(&self.job.command), self.file.display())?;
         writeln!(f, "\n{:>5}  {:<20} {:>7} {:>7}  processors", "rank", "host", "local", "cross")?;
         for place in &self.places {
@@ -260,7 +259,9 @@ impl fmt::Display for Plan {
             for (name, value) in self.settings(first) {
                 writeln!(f, "  {}={}", name.to_string_lossy(), shell_word(&value))?;
             }
-            writeln!(f, "  PHALANX_RENDEZVOUS=<chosen at start>\n  PHALANX_KEY=<random>")?;
+            if self.size() > 1 {
+                writeln!(f, "  PHALANX_RENDEZVOUS=<chosen at start>\n  PHALANX_KEY=<random>")?;
+            }
         }
         if !self.removed.is_empty() {
             let names: Vec<_> = self.removed.iter().map(|name| name.to_string_lossy()).collect();
@@ -302,7 +303,7 @@ mod tests {
     fn plan(job: &Job, own: &[(&str, &str)]) -> Result<Plan, LaunchError> {
         let mut own: Vec<_> = own.iter().map(|(name, value)| (name.into(), value.into())).collect();
         own.push(("PATH".into(), "/usr/bin:/bin".into()));
-        job.plan_from(own, &LocalNames { names: vec!["box".into()] })
+        job.plan_from(own, &LocalNames { names: vec!["box".into()], addresses: Vec::new() })
     }
 
     #[test]

@@ -28,10 +28,8 @@ impl LineBuffer {
     pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8], End)) {
         while !bytes.is_empty() {
             // A return that ended the last bytes: only now can it be told from the first half of "\r\n".
-            if self.buffer.last() == Some(&b'\r') {
-                if !matches!(bytes.first(), Some(b'\n' | b'\r')) {
-                    self.give_return(&mut each);
-                }
+            if self.buffer.last() == Some(&b'\r') && !matches!(bytes.first(), Some(b'\n' | b'\r')) {
+                self.give_return(&mut each);
             }
             let end = bytes.iter().position(|&byte| byte == b'\n' || byte == b'\r');
             let take = match end {
@@ -74,6 +72,11 @@ impl LineBuffer {
     pub fn partial(&self) -> &[u8] {
         let end = self.buffer.iter().rposition(|&byte| byte != b'\r').map_or(0, |index| index + 1);
         self.buffer.get(..end).unwrap_or_default()
+    }
+
+    /// Forgets the line that is not complete: it has been completed elsewhere.
+    pub fn clear(&mut self) {
+        self.buffer.clear();
     }
 
     fn give_return(&mut self, each: &mut impl FnMut(&[u8], End)) {

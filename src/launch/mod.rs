@@ -19,6 +19,7 @@ pub mod hosts;
 mod job;
 pub mod lines;
 mod log;
+mod meeting;
 pub mod place;
 pub mod printer;
 mod relay;
@@ -28,6 +29,7 @@ pub mod sink;
 pub mod spawn;
 pub mod supervise;
 mod tree;
+mod words;
 
 pub use job::{Colour, Job, Output, Plan};
 pub use shell::{repeat_for_the_shell, run, run_with};

@@ -105,6 +105,13 @@ impl Printer {
         }
     }
 
+    /// Somebody typed the end of a line, and the terminal went to the next row by itself. Returns whose unfinished line,
+    /// such as a prompt, was thereby completed.
+    pub fn end_row_by_key(&mut self) -> Option<Source> {
+        self.style.columns?;
+        self.row.take().map(|row| row.source)
+    }
+
     /// Ends an unfinished row, so that what follows begins at the left.
     pub fn finish(&mut self) {
         if self.row.take().is_some() {
@@ -220,7 +227,7 @@ fn fit(text: &[u8], columns: usize) -> Vec<u8> {
                 out.push(byte);
                 if bytes.next_if_eq(&b'[').is_some() {
                     out.push(b'[');
-                    while let Some(next) = bytes.next() {
+                    for next in bytes.by_ref() {
                         out.push(next);
                         if (0x40..=0x7e).contains(&next) {
                             break;
@@ -319,6 +326,16 @@ mod tests {
         printer.show_partial(A, "", b"name? ");
         printer.finish();
         assert_eq!(printer.output, b"[0] name? \n");
+    }
+
+    #[test]
+    fn an_answer_completes_a_prompt() {
+        let mut printer = Printer::new(Style { columns: Some(20), ..Style::default() });
+        printer.show_partial(A, "", b"name? ");
+        assert_eq!(printer.end_row_by_key(), Some(A));
+        printer.write(A, "", b"hello", End::Newline);
+        assert_eq!(printer.output, b"[0] name? [0] hello\n");
+        assert_eq!(Printer::new(Style::default()).end_row_by_key(), None);
     }
 
     #[test]

@@ -54,8 +54,9 @@ impl Relay {
         self.target.as_ref().map(AsFd::as_fd)
     }
 
-    /// Reads what was typed. Call it when the terminal is readable: it blocks otherwise.
-    pub(super) fn read(&mut self) {
+    /// Reads what was typed, and returns whether it ended a line. Call it when the terminal is readable: it blocks
+    /// otherwise.
+    pub(super) fn read(&mut self) -> bool {
         let mut bytes = [0; 4096];
         match rustix::io::read(io::stdin().as_fd(), &mut bytes) {
             Ok(0) => self.ended = true,
@@ -64,7 +65,9 @@ impl Relay {
             // The terminal is gone.
             Err(_) => self.ended = true,
         }
+        let line = self.buffer.contains(&b'\n');
         self.try_write();
+        line
     }
 
     /// Writes what the pipe takes.

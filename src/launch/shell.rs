@@ -11,7 +11,7 @@ use rustix::process::{Pid, Resource};
 
 use super::LaunchError;
 use super::console::Console;
-use super::control::{Lines, Order, Report};
+use super::control::{Ending, Lines, Order, Report};
 use super::job::{Plan, shell_words};
 use super::lines::{End, LineBuffer};
 use super::log::{self, Log, Tail};
@@ -21,7 +21,7 @@ use super::signal::{Arrived, Signal, SignalQueue};
 use super::sink::Closed;
 use super::spawn::{Input, LocalSpawner, Running, Spawner};
 use super::supervise::{Action, Cause, Event, Notice, Supervisor};
-use super::tree;
+use super::{meeting, tree, words};
 use crate::types::Error;
 
 /// Runs a job to its end on this machine. Returns why it ended; [`Cause::exit_code`] is the launcher's exit code.
@@ -48,6 +48,10 @@ pub fn run_with(plan: &Plan, spawner: &mut dyn Spawner) -> Result<Cause, LaunchE
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     }
     let logs = open_logs(plan)?;
+    // After the signals are held back: the server's thread inherits that.
+    let mut environment = plan.environment.clone();
+    let _server = meeting::open(plan, &mut environment)?;
+    let plan = &Plan { environment, ..plan.clone() };
     let console = Console::new(&plan.job.output).map_err(broken)?;
     let mut shell = Shell {
         plan,
@@ -60,9 +64,9 @@ pub fn run_with(plan: &Plan, spawner: &mut dyn Spawner) -> Result<Cause, LaunchE
         relay: None,
         told_closed: false,
     };
-    shell.tell(2, || format!("running {}", shell_words(&plan.job.command)));
+    shell.tell(words::VERBOSE, || format!("running {}", shell_words(&plan.job.command)));
     if let Some(note) = &plan.note {
-        shell.tell(1, || note.clone());
+        shell.tell(words::NORMAL, || note.clone());
     }
     Ok(shell.run())
 }
@@ -185,10 +189,7 @@ impl Shell<'_> {
             self.console.try_flush();
             self.look_at_output();
             if let Some(cause) = self.supervisor.outcome() {
-                self.drain_streams();
-                if self.workers.iter().flatten().all(Worker::is_silent) {
-                    return self.close(cause);
-                }
+                return self.close(cause);
             }
             let ready = self.wait();
             self.dispatch(ready);
@@ -245,6 +246,7 @@ impl Shell<'_> {
     }
 
     fn order(&mut self, rank: usize, order: Order) {
+        tracing::debug!(rank, ?order, "order");
         if let Some(worker) = self.workers.get(rank).and_then(Option::as_ref) {
             // The guard reads at once, and the orders are few: they fit the socket's buffer.
             let flags = rustix::net::SendFlags::NOSIGNAL;
@@ -261,7 +263,7 @@ impl Shell<'_> {
                     Closed::NoReader => self.supervisor.handle_event(Instant::now(), Event::OutputClosed),
                     Closed::Error(errno) => {
                         let error = io::Error::from_raw_os_error(errno);
-                        self.tell(0, || format!("the ranks' output is lost from here on: {error}"));
+                        self.tell(words::ALWAYS, || format!("the ranks' output is lost from here on: {error}"));
                     }
                 }
                 self.act();
@@ -323,7 +325,7 @@ impl Shell<'_> {
                     self.pump(rank, kind);
                 }
                 Ready::Sink => {}
-                Ready::Typed => self.relay.as_mut().map(Relay::read).unwrap_or_default(),
+                Ready::Typed => self.take_typed(),
                 Ready::Rank0 => self.relay.as_mut().map(Relay::try_write).unwrap_or_default(),
             }
         }
@@ -339,6 +341,23 @@ impl Shell<'_> {
         for rank in gone {
             self.handle_gone(rank);
         }
+    }
+
+    fn take_typed(&mut self) {
+        if !self.relay.as_mut().is_some_and(Relay::read) {
+            return;
+        }
+        if let Some(Source::Rank(rank, kind)) = self.console.end_row_by_key()
+            && let Some(stream) = self.stream(rank, kind)
+        {
+            stream.lines.clear();
+        }
+    }
+
+    /// A rank's stream, while it is open.
+    fn stream(&mut self, rank: usize, kind: StreamKind) -> Option<&mut Stream> {
+        let worker = self.workers.get_mut(rank)?.as_mut()?;
+        worker.streams.iter_mut().find(|stream| stream.kind == kind && stream.open)
     }
 
     fn take_signals(&mut self) {
@@ -367,12 +386,13 @@ impl Shell<'_> {
     }
 
     fn handle_report(&mut self, rank: usize, report: Report) {
+        tracing::debug!(rank, ?report, "report");
         let event = match report {
             Report::Started { pid } => {
                 if let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) {
                     worker.pid = Some(pid);
                 }
-                self.tell(2, || format!("rank {rank} started (pid {pid})"));
+                self.tell(words::VERBOSE, || format!("rank {rank} started (pid {pid})"));
                 Event::Started { rank, pid }
             }
             Report::Failed { errno } => Event::NotStarted { rank, errno },
@@ -380,7 +400,7 @@ impl Shell<'_> {
                 // What it wrote before it ended comes before the word that it ended.
                 while !self.console.is_full() && self.pump(rank, StreamKind::Out) {}
                 while !self.console.is_full() && self.pump(rank, StreamKind::Err) {}
-                self.tell(2, || format!("rank {rank} {ending}"));
+                self.tell(words::VERBOSE, || format!("rank {rank} {ending}"));
                 Event::Ended { rank, ending }
             }
         };
@@ -392,6 +412,7 @@ impl Shell<'_> {
         worker.gone = true;
         // The guard has closed its socket, so it is ending.
         let ended = worker.running.process.wait();
+        tracing::debug!(rank, ?ended, "nothing of this rank is left");
         if self.plan.job.adopt_orphans && !ended.is_ok_and(|status| status.success()) {
             self.end_orphans();
         }
@@ -434,7 +455,7 @@ impl Shell<'_> {
                 let bytes = bytes.get(..count).unwrap_or_default();
                 stream.lines.push(bytes, &mut give);
                 if let Some(error) = stream.log.write(bytes) {
-                    self.tell(0, || format!("rank {rank}'s output is no longer kept in its file: {error}"));
+                    self.tell(words::ALWAYS, || format!("rank {rank}'s output is no longer kept in its file: {error}"));
                 }
                 self.console.try_flush();
                 true
@@ -477,30 +498,36 @@ impl Shell<'_> {
         }
     }
 
-    /// The last words, and then until everything is written.
+    /// Nothing runs any more: what is left of the output, the last words, and the end.
     fn close(&mut self, mut cause: Cause) -> Cause {
-        self.console.finish();
-        self.last_words(cause);
         // Whoever ends a job from outside does not want to wait for a reader that does not read.
-        let patient =
-            matches!(cause, Cause::Done | Cause::Failed { .. } | Cause::NotStarted { .. } | Cause::Lost { .. });
-        let until = Instant::now() + self.plan.job.policy.grace;
+        let patient = !matches!(cause, Cause::Signal(_) | Cause::Timeout | Cause::OutputClosed);
+        let until = (!patient).then(|| Instant::now() + self.plan.job.policy.grace);
+        let mut has_spoken = false;
         loop {
+            self.drain_streams();
+            let is_silent = self.workers.iter().flatten().all(Worker::is_silent);
+            if is_silent && !has_spoken {
+                has_spoken = true;
+                self.console.finish();
+                self.last_words(cause);
+            }
             self.console.try_flush();
-            if self.console.is_empty() {
+            if is_silent && self.console.is_empty() {
                 break;
             }
-            let left = if patient { None } else { Some(until.saturating_duration_since(Instant::now())) };
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let signalled = self.wait_for_output(left);
             if let Some(arrived) = signalled {
                 cause = Cause::Signal(arrived);
             }
             if signalled.is_some() || left == Some(Duration::ZERO) {
-                self.console.give_up();
+                let bytes = self.console.give_up();
+                tracing::warn!(bytes, "output that nobody read is dropped");
                 break;
             }
         }
-        if matches!(self.console.closed(), Some(Closed::NoReader)) && cause == Cause::Done {
+        if self.console.closed() == Some(Closed::NoReader) && cause == Cause::Done {
             cause = Cause::OutputClosed;
         }
         cause
@@ -512,7 +539,6 @@ impl Shell<'_> {
         fds.extend(self.signals.iter().map(|signals| PollFd::new(signals, PollFlags::IN)));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
-        drop(fds);
         while let Some(Ok(Some(arrived))) = self.signals.as_mut().map(SignalQueue::try_next) {
             match arrived.signal {
                 Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT => return Some(arrived),
@@ -540,68 +566,18 @@ impl Shell<'_> {
     }
 
     fn tell_notice(&mut self, notice: Notice) {
-        let plural = |count: usize| if count == 1 { "" } else { "s" };
-        match notice {
-            Notice::Ending { cause, others } => {
-                let rest = match others {
-                    0 => String::new(),
-                    1 => "; ending the other rank".into(),
-                    _ => format!("; ending the other {others} ranks"),
-                };
-                let text = match cause {
-                    Cause::Done => return,
-                    Cause::Failed { rank, ending } => {
-                        format!("rank {rank} {ending} {}{rest}", self.rank_in_words(rank))
-                    }
-                    Cause::NotStarted { rank, errno } => {
-                        let error = io::Error::from_raw_os_error(errno);
-                        format!("rank {rank} could not be started: {error} {}{rest}", self.rank_in_words(rank))
-                    }
-                    Cause::Lost { rank } => {
-                        format!("the guard of rank {rank} was killed {}{rest}", self.rank_in_words(rank))
-                    }
-                    Cause::Signal(Arrived { signal, from_kernel }) => {
-                        let again = if signal == Signal::INT && from_kernel { "; Ctrl-C again kills them" } else { "" };
-                        let text = format!("{signal}: passed on to {others} rank{}{again}", plural(others));
-                        return self.tell(1, || text);
-                    }
-                    Cause::Timeout => {
-                        let limit = self.plan.job.policy.timeout.unwrap_or_default().as_secs_f64();
-                        format!("the time limit of {limit} s has passed; ending {others} rank{}", plural(others))
-                    }
-                    Cause::OutputClosed => "nobody reads the output any more; ending the job".into(),
-                };
-                self.tell(0, || text);
-            }
-            Notice::Killing { ranks, at_once } => {
-                let grace = self.plan.job.policy.grace.as_secs_f64();
-                self.tell(1, || {
-                    if at_once {
-                        format!("killing {ranks} rank{}", plural(ranks))
-                    } else {
-                        format!("{ranks} rank{} did not end within {grace} s; killing", plural(ranks))
-                    }
-                });
-            }
+        if let Some((level, text)) = words::notice(notice, self.plan.job.policy, |rank| self.rank_in_words(rank)) {
+            self.tell(level, || text);
         }
     }
 
     /// Quotes the rank that failed, so that its reason is not lost among the others' lines.
     fn last_words(&mut self, cause: Cause) {
         let Cause::Failed { rank, ending } = cause else { return };
-        if let super::control::Ending::Signal(signal) = ending {
-            let hint = match signal {
-                Signal::KILL => {
-                    "not sent by the launcher: often the kernel's answer to a lack of memory; look at `dmesg` and the \
-                     memory limit of the container"
-                }
-                Signal(libc::SIGBUS) => "often a full /dev/shm or a shortened file; look at `df -h /dev/shm`",
-                Signal(libc::SIGSEGV | libc::SIGILL | libc::SIGFPE) => "a crash in native code, not in a script",
-                _ => "",
-            };
-            if !hint.is_empty() {
-                self.tell(1, || format!("{signal}: {hint}"));
-            }
+        if let Ending::Signal(signal) = ending
+            && let Some(hint) = words::hint(signal)
+        {
+            self.tell(words::NORMAL, || format!("{signal}: {hint}"));
         }
         if self.plan.size() == 1 || self.plan.job.verbosity == 0 {
             return;

@@ -90,14 +90,20 @@ pub struct Arrived {
 ///
 /// They stay blocked in the thread that called [`SignalQueue::new`] and in those it starts later. The mask is that of
 /// the process for good: a queue is made once, at the start.
+///
+/// What this process was told to ignore when it was started stays ignored: the hangup under `nohup`, and the keys of
+/// the terminal for what a shell script runs in the background. An interrupt that somebody sends to such a process with
+/// intent, and not by a key, is taken.
 #[derive(Debug)]
 pub struct SignalQueue {
     fd: OwnedFd,
+    ignored: Vec<Signal>,
 }
 
 impl SignalQueue {
     /// Blocks `signals` in this thread and reads them instead.
     pub fn new(signals: &[Signal]) -> io::Result<Self> {
+        let ignored = signals.iter().copied().filter(|signal| is_ignored(*signal)).collect();
         let mut set = empty_set();
         for signal in signals {
             // SAFETY: `set` is an initialised set; an unknown number is an error that changes nothing.
@@ -114,7 +120,7 @@ impl SignalQueue {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the call returned a new descriptor that nobody else owns.
-        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, ignored })
     }
 
     /// The next signal that has arrived, if any.
@@ -128,7 +134,11 @@ impl SignalQueue {
                 // SAFETY: the kernel filled the whole record, which is plain integers.
                 let record = unsafe { record.assume_init() };
                 let signal = Signal(i32::try_from(record.ssi_signo).unwrap_or_default());
-                return Ok(Some(Arrived { signal, from_kernel: record.ssi_code == SI_KERNEL }));
+                let from_kernel = record.ssi_code == SI_KERNEL;
+                if self.ignored.contains(&signal) && (from_kernel || signal == Signal::HUP) {
+                    continue;
+                }
+                return Ok(Some(Arrived { signal, from_kernel }));
             }
             let error = io::Error::last_os_error();
             match error.kind() {
@@ -148,6 +158,25 @@ impl AsFd for SignalQueue {
 
 /// The sender code of signals that come from the kernel itself, such as those of a terminal's keys.
 const SI_KERNEL: i32 = 0x80;
+
+/// Whether this process ignores a signal.
+fn is_ignored(signal: Signal) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: no new action is given, and the old one is written to `action`, which is read only on success.
+    unsafe {
+        libc::sigaction(signal.0, std::ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init().sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Lets the keys of a terminal end this process again, in case it was started with these ignored. A child calls this
+/// before it becomes another program, which keeps what is ignored. Async-signal-safe.
+pub(super) fn hear_keys() {
+    for signal in [Signal::INT, Signal::QUIT] {
+        // SAFETY: the default disposition needs no handler.
+        unsafe { libc::signal(signal.0, libc::SIG_DFL) };
+    }
+}
 
 fn empty_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
