@@ -9,3 +9,6 @@ pub mod schedule;
 pub mod reduce;
 
 pub mod transport;
+
+#[cfg(feature = "python")]
+pub mod python;
