@@ -8,7 +8,13 @@ pub mod schedule;
 
 pub mod reduce;
 
+pub mod wire;
+
 pub mod transport;
+
+pub mod executor;
+
+pub mod comm;
 
 #[cfg(feature = "python")]
 pub mod python;

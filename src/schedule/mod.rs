@@ -7,3 +7,20 @@
 mod ir;
 
 pub use ir::{Buffer, Instruction, PlanRequest, Schedule, Shape, Span, Step};
+
+pub struct ChoiceRequest<'a> {
+    pub collective: crate::types::Collective,
+    pub bytes: usize,
+    pub dtype: crate::types::DataType,
+    pub size: usize,
+    pub hosts: &'a [usize],
+    pub equal: bool,
+    pub deterministic: bool,
+    pub forced: Option<crate::types::Algorithm>,
+}
+pub fn choose(_request: &ChoiceRequest<'_>) -> crate::types::Algorithm {
+    unimplemented!()
+}
+pub fn plan(_request: &PlanRequest<'_>) -> Result<Schedule, String> {
+    unimplemented!()
+}

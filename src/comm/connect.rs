@@ -1,0 +1,1 @@
+//! From a description of the world to a communicator.

@@ -1,0 +1,3 @@
+//! What travels: encoders and parsers, without I/O.
+
+pub mod notice;
