@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 
-use phalanx::comm::Call;
+use phalanx::comm::{self, Call};
 use phalanx::python::seconds;
 use phalanx::types::{Algorithm, DataType, ReduceOp, Reduction};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::handle::{Handle, SIGNAL_PERIOD};
+use crate::handle::{Handle, SIGNAL_PERIOD, Signals};
 use crate::memory::Memory;
 use crate::process::Birth;
 
@@ -21,7 +21,7 @@ type Argument<'a, 'py> = &'a Bound<'py, Memory>;
 /// place, where that is possible.
 #[pyclass(frozen, module = "phalanx._native")]
 pub struct Communicator {
-    inner: ManuallyDrop<phalanx::Communicator>,
+    inner: ManuallyDrop<comm::Communicator>,
     birth: Birth,
 }
 
@@ -73,11 +73,11 @@ fn sum(counts: &[usize]) -> PyResult<usize> {
 }
 
 impl Communicator {
-    pub fn new(inner: phalanx::Communicator) -> Self {
+    pub fn new(inner: comm::Communicator) -> Self {
         Self { inner: ManuallyDrop::new(inner), birth: Birth::here() }
     }
 
-    fn with(&self, inner: phalanx::Communicator) -> Self {
+    fn with(&self, inner: comm::Communicator) -> Self {
         Self { inner: ManuallyDrop::new(inner), birth: self.birth }
     }
 
@@ -103,22 +103,13 @@ impl Communicator {
     fn run(&self, py: Python<'_>, call: &Call, input: *const u8, output: *mut u8) -> PyResult<()> {
         self.birth.check()?;
         let (input, output) = (input as usize, output as usize);
-        let mut raised = None;
-        let mut go_on = || match Python::attach(|py| py.check_signals()) {
-            Ok(()) => true,
-            Err(error) => {
-                raised = Some(error);
-                false
-            }
-        };
+        let mut signals = Signals::default();
         // SAFETY: the caller checked the lengths against the call, and holds the memory until this returns.
         let outcome = py.detach(|| unsafe {
+            let mut go_on = || signals.are_quiet();
             self.inner.run_while(call, input as *const u8, output as *mut u8, SIGNAL_PERIOD, &mut go_on)
         });
-        match raised {
-            Some(error) => Err(error),
-            None => Ok(outcome?),
-        }
+        signals.outcome(outcome)
     }
 
     /// Runs or starts a call whose memory is checked here.
@@ -192,7 +183,7 @@ impl Communicator {
         self.inner.cross_size()
     }
 
-    /// The process that made it.
+    /// Raises in a process forked from the one that made it.
     fn check_process(&self) -> PyResult<()> {
         self.birth.check()
     }
@@ -435,6 +426,49 @@ impl Communicator {
     #[pyo3(signature = (wait = true))]
     fn barrier(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Handle>> {
         self.call(py, Call::barrier().in_place(true), &Needs { dtype: DataType::U8, input: 0, output: 0 }, None, None, wait)
+    }
+
+    /// Sends to another rank, which must receive as many elements of the same type under the same tag.
+    #[pyo3(signature = (memory, to, tag = 0, wait = true))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        memory: Argument<'_, '_>,
+        to: usize,
+        tag: u32,
+        wait: bool,
+    ) -> PyResult<Option<Handle>> {
+        self.birth.check()?;
+        let (keep, memory) = (Box::new(memory.clone().unbind()), memory.get());
+        // SAFETY: the memory is of that length, and is kept until the end.
+        let handle = unsafe {
+            let pointer = memory.pointer().cast_const();
+            self.inner.submit_send(memory.data_type(), pointer, memory.element_count(), to, tag, Some(keep))?
+        };
+        Handle::new(handle, self.birth).finish(py, wait)
+    }
+
+    /// Receives from another rank.
+    #[pyo3(signature = (memory, source, tag = 0, wait = true))]
+    fn recv(
+        &self,
+        py: Python<'_>,
+        memory: Argument<'_, '_>,
+        source: usize,
+        tag: u32,
+        wait: bool,
+    ) -> PyResult<Option<Handle>> {
+        self.birth.check()?;
+        let (keep, memory) = (Box::new(memory.clone().unbind()), memory.get());
+        if memory.element_count() > 0 && !memory.is_writable() {
+            return Err(PyValueError::new_err("read-only memory given for the output"));
+        }
+        // SAFETY: the memory is of that length, writable, and is kept until the end.
+        let handle = unsafe {
+            let pointer = memory.pointer();
+            self.inner.submit_recv(memory.data_type(), pointer, memory.element_count(), source, tag, Some(keep))?
+        };
+        Handle::new(handle, self.birth).finish(py, wait)
     }
 
     /// Gives every rank's numbers, as many from each, to every rank: the small exchange before a collective whose

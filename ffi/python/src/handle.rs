@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use phalanx::comm;
 use phalanx::python::seconds;
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
@@ -15,13 +16,45 @@ pub const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
 /// A pending operation. Dropping it is safe: the operation goes on, and its memory is kept until it ends.
 #[pyclass(frozen, module = "phalanx._native")]
 pub struct Handle {
-    inner: phalanx::Handle,
+    inner: comm::Handle,
     birth: Birth,
 }
 
 impl Handle {
-    pub fn new(inner: phalanx::Handle, birth: Birth) -> Self {
+    pub fn new(inner: comm::Handle, birth: Birth) -> Self {
         Self { inner, birth }
+    }
+
+    /// With `wait`, waits for the end, and gives the operation up on every rank when a signal's handler raises.
+    pub fn finish(self, py: Python<'_>, wait: bool) -> PyResult<Option<Self>> {
+        if !wait {
+            return Ok(Some(self));
+        }
+        let mut signals = Signals::default();
+        let outcome = py.detach(|| self.inner.wait_while(SIGNAL_PERIOD, &mut || signals.are_quiet()));
+        signals.outcome(outcome).map(|()| None)
+    }
+}
+
+/// Python's signal handlers, called while a thread waits detached from the interpreter.
+#[derive(Default)]
+pub struct Signals {
+    raised: Option<PyErr>,
+}
+
+impl Signals {
+    /// Lets pending handlers run; false when one has raised.
+    pub fn are_quiet(&mut self) -> bool {
+        self.raised = Python::attach(|py| py.check_signals()).err();
+        self.raised.is_none()
+    }
+
+    /// What a handler raised goes before how the operation ended.
+    pub fn outcome(self, outcome: phalanx::types::Result<()>) -> PyResult<()> {
+        match self.raised {
+            Some(error) => Err(error),
+            None => Ok(outcome?),
+        }
     }
 }
 
