@@ -114,6 +114,19 @@ impl Memory {
         Self::new(memory.pointer + start * row, shape, memory.dtype, memory.writable, owner)
     }
 
+    /// Copies the elements of other memory of the same length and type here.
+    fn copy_from(&self, source: &Self) -> PyResult<()> {
+        if !self.writable || source.count != self.count || source.dtype != self.dtype {
+            return Err(PyValueError::new_err(format!(
+                "{} elements of {} cannot be copied to {} of {}",
+                source.count, source.dtype, self.count, self.dtype
+            )));
+        }
+        // SAFETY: both have that many bytes, and are held by their owners. `copy` allows overlap.
+        unsafe { std::ptr::copy(source.pointer().cast_const(), self.pointer(), self.bytes()) };
+        Ok(())
+    }
+
     #[getter(pointer)]
     fn python_pointer(&self) -> usize {
         self.pointer

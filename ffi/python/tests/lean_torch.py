@@ -50,9 +50,9 @@ def build_stand_in(symbols: set[tuple[str, str]], target: Path) -> None:
         functions = [f"int {name}(void) {{ return 1; }}" for name in sorted({name for name, _ in symbols})]
         source.write_text("\n".join(functions) + "\n")
         versions.write_text("".join(f"{node} {{ global: {'; '.join(names)}; }};\n" for node, names in nodes.items()))
+        options = [f"-Wl,--version-script={versions}", f"-Wl,-soname,{target.name}"]
         subprocess.run(
-            ["cc", "-shared", "-fPIC", "-fno-builtin", "-o", str(target), str(source)]
-            + [f"-Wl,--version-script={versions}", f"-Wl,-soname,{target.name}"],
+            ["cc", "-shared", "-fPIC", "-fno-builtin", "-o", str(target), str(source), *options],
             check=True,
         )
 
