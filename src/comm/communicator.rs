@@ -313,16 +313,8 @@ impl Communicator {
             let blocks = call.blocks(size);
             let shape = call.shape(&blocks);
             let hosts = &self.inner.view.hosts;
-            let choice = schedule::choose(&schedule::ChoiceRequest {
-                collective: call.collective,
-                bytes: call.bytes(size),
-                dtype: call.dtype,
-                size,
-                hosts,
-                equal: !matches!(shape, schedule::Shape::Exchange { equal: false, .. }),
-                deterministic,
-                forced,
-            });
+            let serving = schedule::algorithms_for(call.collective);
+            let choice = forced.filter(|algorithm| serving.contains(algorithm)).unwrap_or(serving[0]);
             let request = PlanRequest {
                 collective: call.collective,
                 algorithm: choice,

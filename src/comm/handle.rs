@@ -45,7 +45,12 @@ impl Handle {
         }
     }
 
-    /// The outcome, if the operation has ended. Does not wait.
+    /// Whether the operation has ended. Neither waits nor moves anything.
+    pub fn is_done(&self) -> bool {
+        self.completion.is_done()
+    }
+
+    /// The outcome, if the operation has ended, after lending a hand if nobody is moving it. Does not wait.
     pub fn poll(&self) -> Option<Result<()>> {
         self.world.engine.poll(&self.completion)
     }

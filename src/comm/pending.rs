@@ -1,5 +1,6 @@
 //! Calls that own their buffers while they run.
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use super::call::Call;
@@ -13,10 +14,15 @@ use crate::types::{Element, Error, Reduction, Result};
 #[must_use = "a call that nobody waits for may fail unnoticed"]
 pub struct Pending<B> {
     handle: Handle,
-    buffer: std::marker::PhantomData<B>,
+    buffer: PhantomData<B>,
 }
 
 impl<B: Send + 'static> Pending<B> {
+    /// A call whose operation was given a [`Kept`] of `B`.
+    pub(super) fn new(handle: Handle) -> Self {
+        Self { handle, buffer: PhantomData }
+    }
+
     /// Waits for the result.
     pub fn wait(self) -> Result<B> {
         self.handle.wait()?;
@@ -29,16 +35,28 @@ impl<B: Send + 'static> Pending<B> {
         self.handle.wait_for(limit).is_some()
     }
 
-    /// Whether the call has ended. Does not wait.
+    /// Whether the call has ended. Neither waits nor moves anything.
+    pub fn is_done(&self) -> bool {
+        self.handle.is_done()
+    }
+
+    /// Whether the call has ended, after lending a hand if nobody is moving it. Does not wait.
     pub fn is_finished(&self) -> bool {
         self.handle.poll().is_some()
     }
 }
 
 /// What an operation keeps alive: the buffer that comes back, and one that does not.
-struct Kept<B> {
+pub(super) struct Kept<B> {
     output: B,
     _input: Option<B>,
+}
+
+impl<B> Kept<B> {
+    /// Keeps the buffer that comes back.
+    pub fn one(output: B) -> Self {
+        Self { output, _input: None }
+    }
 }
 
 /// Calls that return at once. The buffers are theirs until [`Pending::wait`] gives the result back.
@@ -99,12 +117,12 @@ impl Communicator {
 
     fn start_in_place<T: Element>(&self, call: Call, mut data: Vec<T>) -> Result<Pending<Vec<T>>> {
         let output = data.as_mut_ptr();
-        let kept = Kept { output: data, _input: None };
+        let kept = Kept::one(data);
         let call = call.in_place(true);
         // SAFETY: the call's count is the length of the vector, whose memory does not move with it; the operation
         // keeps it alive, and nobody else reaches it until then.
         let handle = unsafe { self.submit(&call, std::ptr::null(), output.cast(), Some(Box::new(kept)))? };
-        Ok(Pending { handle, buffer: std::marker::PhantomData })
+        Ok(Pending::new(handle))
     }
 
     fn start_between<T: Element + Default>(&self, call: Call, input: Vec<T>) -> Result<Pending<Vec<T>>> {
@@ -115,6 +133,6 @@ impl Communicator {
         let kept = Kept { output, _input: Some(input) };
         // SAFETY: as in `start_in_place`; the input has the length that the call was made from.
         let handle = unsafe { self.submit(&call, from.cast(), to.cast(), Some(Box::new(kept)))? };
-        Ok(Pending { handle, buffer: std::marker::PhantomData })
+        Ok(Pending::new(handle))
     }
 }

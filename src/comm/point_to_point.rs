@@ -5,10 +5,12 @@ use std::sync::{Arc, PoisonError};
 
 use super::communicator::Communicator;
 use super::handle::Handle;
+use super::pending::{Kept, Pending};
 use crate::executor::Work;
 use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
 use crate::types::{
-    Algorithm, Collective, CommunicatorId, DataType, Digest, Element, Error, ReduceOp, Reduction, Result, Signature, Tag,
+    Algorithm, Collective, CommunicatorId, DataType, Digest, Element, Error, ReduceOp, Reduction, Result, Signature,
+    Tag,
 };
 
 /// Blocking messages between two ranks. Messages of one tag between two ranks arrive in the order of their sends.
@@ -17,66 +19,80 @@ impl Communicator {
     /// when `data` may be changed again, which says nothing about the receiver.
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<()> {
         // SAFETY: borrowed until the wait below has ended; a send only reads.
-        let handle = unsafe { self.submit_send(T::DATA_TYPE, data.as_ptr().cast(), data.len(), to, tag, None)? };
+        let handle = unsafe { self.submit_send(T::DATA_TYPE, data.as_ptr().cast(), data.len(), (to, tag), None)? };
         handle.wait()
     }
 
     /// Receives into `data` from rank `from`.
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u32) -> Result<()> {
         // SAFETY: borrowed mutably until the wait below has ended.
-        let handle = unsafe { self.submit_recv(T::DATA_TYPE, data.as_mut_ptr().cast(), data.len(), from, tag, None)? };
+        let handle =
+            unsafe { self.submit_recv(T::DATA_TYPE, data.as_mut_ptr().cast(), data.len(), (from, tag), None)? };
         handle.wait()
     }
 
-    /// Starts to send `count` elements of raw memory. What is given in `keep` is kept alive until the operation ends;
-    /// without it the caller must wait for the handle at once.
+    /// Starts a [`send`](Self::send) of `data`, which comes back when it may be changed.
+    pub fn start_send<T: Element>(&self, data: Vec<T>, to: usize, tag: u32) -> Result<Pending<Vec<T>>> {
+        self.start_owned(true, data, (to, tag))
+    }
+
+    /// Starts a [`recv`](Self::recv) into `data`.
+    pub fn start_recv<T: Element>(&self, data: Vec<T>, from: usize, tag: u32) -> Result<Pending<Vec<T>>> {
+        self.start_owned(false, data, (from, tag))
+    }
+
+    fn start_owned<T: Element>(&self, sends: bool, mut data: Vec<T>, link: (usize, u32)) -> Result<Pending<Vec<T>>> {
+        let (start, count) = (data.as_mut_ptr(), data.len());
+        let keep = Some(Box::new(Kept::one(data)) as Box<dyn Any + Send>);
+        // SAFETY: the vector's memory does not move with it; the operation keeps it alive, and nobody else reaches it.
+        Ok(Pending::new(unsafe { self.start_message(sends, T::DATA_TYPE, start.cast(), count, link, keep)? }))
+    }
+
+    /// Starts to send `count` elements of raw memory to a rank under a tag. `keep` is kept alive until the operation
+    /// ends; without it the caller must wait for the handle at once.
     ///
     /// # Safety
     ///
-    /// `data` must be valid for reads of `count` elements until the handle has ended.
+    /// `data` must be valid for reads of `count` elements until the operation has ended.
     pub unsafe fn submit_send(
         &self,
         dtype: DataType,
         data: *const u8,
         count: usize,
-        to: usize,
-        tag: u32,
+        to: (usize, u32),
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Handle> {
         // SAFETY: the caller's promise; a send only reads.
-        unsafe { self.start_message(true, dtype, data.cast_mut(), count, to, tag, keep) }
+        unsafe { self.start_message(true, dtype, data.cast_mut(), count, to, keep) }
     }
 
     /// Starts to receive `count` elements into raw memory, like [`submit_send`](Self::submit_send).
     ///
     /// # Safety
     ///
-    /// `data` must be valid for writes of `count` elements, and used by nobody else, until the handle has ended.
+    /// `data` must be valid for writes of `count` elements, and used by nobody else, until the operation has ended.
     pub unsafe fn submit_recv(
         &self,
         dtype: DataType,
         data: *mut u8,
         count: usize,
-        from: usize,
-        tag: u32,
+        from: (usize, u32),
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Handle> {
         // SAFETY: the caller's promise.
-        unsafe { self.start_message(false, dtype, data, count, from, tag, keep) }
+        unsafe { self.start_message(false, dtype, data, count, from, keep) }
     }
 
     /// # Safety
     ///
     /// `data` must be valid for `count` elements until the handle has ended, for writes too when receiving.
-    #[allow(clippy::too_many_arguments)]
     unsafe fn start_message(
         &self,
         sends: bool,
         dtype: DataType,
         data: *mut u8,
         count: usize,
-        peer: usize,
-        tag: u32,
+        (peer, tag): (usize, u32),
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Handle> {
         let (rank, size) = (self.rank(), self.size());
@@ -130,9 +146,9 @@ impl Communicator {
             spoilt: None,
             keep,
         };
+        let detached = work.keep.is_some();
         let world = &self.inner.world;
         world.count_operation(count * dtype.size());
-        let detached = work.keep.is_some();
         // SAFETY: the caller's promise.
         let completion = unsafe { world.engine.submit(work, detached) };
         Ok(Handle { world: world.clone(), completion })

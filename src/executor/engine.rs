@@ -336,8 +336,8 @@ impl Shared {
                 state = self.let_in(state, false);
                 continue;
             }
-            let deadlines = [limit, state.core.next_deadline()].into_iter().flatten();
-            let sleep = deadlines.map(|deadline| deadline.remaining(now)).fold(MAX_SLEEP, Duration::min);
+            let limits = [limit.map(|limit| limit.remaining(now)), state.core.time_to_check(now)];
+            let sleep = limits.into_iter().flatten().fold(MAX_SLEEP, Duration::min);
             drop(state);
             self.sleeper.sleep(sleep);
             state = self.lock();

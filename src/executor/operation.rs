@@ -62,6 +62,10 @@ pub(super) struct Operation {
     schedule: Arc<Schedule>,
     /// The step whose messages are in flight; one past the last when all are done.
     step: usize,
+    /// Since when the current step's messages are in flight, as far as somebody looked.
+    pub step_seen: Option<Instant>,
+    /// Whether the peers of the current step were told that they are being waited for.
+    pub step_told: bool,
     /// Messages of the current step that are not complete.
     pub outstanding: usize,
     /// Which instructions of the current step are complete.
@@ -157,6 +161,8 @@ impl Operation {
             started: now,
             deadline: work.deadline,
             step: 0,
+            step_seen: None,
+            step_told: false,
             outstanding: 0,
             complete: Vec::new(),
             dtype,
@@ -266,6 +272,8 @@ impl Operation {
     /// Moves to the next step.
     pub fn next_step(&mut self) {
         self.step += 1;
+        self.step_seen = None;
+        self.step_told = false;
     }
 
     /// The peers, as ranks of the communicator, whose messages are not complete.

@@ -28,8 +28,19 @@
 //!     the peer does wakes the sleeper. False means: call `progress` again.
 //! 14. **Nothing a peer sends is believed**: lengths, indices and counts are checked before use.
 
+mod atomic;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod conformance;
 mod contract;
+mod doorbell;
+pub mod inproc;
 mod lane;
+mod ring;
+pub mod shm;
+pub mod sleep;
+pub mod stream;
+pub mod tcp;
 
 pub use contract::{Accumulate, Endpoint, Event, Notice, Receive, RecvRequest, SendRequest, Token};
 pub use lane::{Lane, LaneError, MIN_WINDOW};
+pub use sleep::Sleeper;

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use phalanx::types::DataType;
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::ffi::{PyObject, Py_ssize_t};
+use pyo3::ffi::{Py_ssize_t, PyObject};
 use pyo3::prelude::*;
 
 #[repr(C)]

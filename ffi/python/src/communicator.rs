@@ -87,14 +87,16 @@ impl Communicator {
 
     /// Elements of all blocks of `count`.
     fn all(&self, count: usize) -> PyResult<usize> {
-        count
-            .checked_mul(self.size())
-            .ok_or_else(|| PyValueError::new_err("more elements given than memory can have"))
+        count.checked_mul(self.size()).ok_or_else(|| PyValueError::new_err("more elements given than memory can have"))
     }
 
     fn own(&self, counts: &[usize]) -> PyResult<usize> {
         counts.get(self.inner.rank()).copied().ok_or_else(|| {
-            PyValueError::new_err(format!("{} counts given, one for each of {} ranks expected", counts.len(), self.size()))
+            PyValueError::new_err(format!(
+                "{} counts given, one for each of {} ranks expected",
+                counts.len(),
+                self.size()
+            ))
         })
     }
 
@@ -273,13 +275,7 @@ impl Communicator {
     }
 
     #[pyo3(signature = (memory, root, wait = true))]
-    fn broadcast(
-        &self,
-        py: Python<'_>,
-        memory: Argument<'_, '_>,
-        root: usize,
-        wait: bool,
-    ) -> PyResult<Option<Handle>> {
+    fn broadcast(&self, py: Python<'_>, memory: Argument<'_, '_>, root: usize, wait: bool) -> PyResult<Option<Handle>> {
         let (dtype, count) = (memory.get().data_type(), memory.get().element_count());
         let call = Call::broadcast(dtype, count, root);
         self.call(py, call, &Needs { dtype, input: 0, output: count }, None, Some(memory), wait)
@@ -425,7 +421,14 @@ impl Communicator {
 
     #[pyo3(signature = (wait = true))]
     fn barrier(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Handle>> {
-        self.call(py, Call::barrier().in_place(true), &Needs { dtype: DataType::U8, input: 0, output: 0 }, None, None, wait)
+        self.call(
+            py,
+            Call::barrier().in_place(true),
+            &Needs { dtype: DataType::U8, input: 0, output: 0 },
+            None,
+            None,
+            wait,
+        )
     }
 
     /// Sends to another rank, which must receive as many elements of the same type under the same tag.
@@ -443,7 +446,7 @@ impl Communicator {
         // SAFETY: the memory is of that length, and is kept until the end.
         let handle = unsafe {
             let pointer = memory.pointer().cast_const();
-            self.inner.submit_send(memory.data_type(), pointer, memory.element_count(), to, tag, Some(keep))?
+            self.inner.submit_send(memory.data_type(), pointer, memory.element_count(), (to, tag), Some(keep))?
         };
         Handle::new(handle, self.birth).finish(py, wait)
     }
@@ -466,7 +469,7 @@ impl Communicator {
         // SAFETY: the memory is of that length, writable, and is kept until the end.
         let handle = unsafe {
             let pointer = memory.pointer();
-            self.inner.submit_recv(memory.data_type(), pointer, memory.element_count(), source, tag, Some(keep))?
+            self.inner.submit_recv(memory.data_type(), pointer, memory.element_count(), (source, tag), Some(keep))?
         };
         Handle::new(handle, self.birth).finish(py, wait)
     }
