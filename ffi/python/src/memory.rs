@@ -57,6 +57,10 @@ impl Memory {
     /// a buffer nor a DLPack tensor.
     fn of_foreign_numpy_type(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let Ok(interface) = object.getattr("__array_interface__") else { return Ok(None) };
+        let kind: String = interface.get_item("typestr")?.extract()?;
+        if !kind.contains('V') {
+            return Ok(None);
+        }
         let name: String = object.getattr("dtype")?.getattr("name")?.extract()?;
         let Ok(dtype) = name.parse::<DataType>() else { return Ok(None) };
         if !interface.get_item("strides")?.is_none() {
