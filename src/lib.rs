@@ -35,9 +35,12 @@ pub mod executor;
 
 pub mod comm;
 
-#[cfg(feature = "python")]
-pub mod python;
+#[doc(hidden)]
+pub mod testing;
 
 // The public interface.
-pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics};
+pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, thread_world};
 pub use types::{Algorithm, DataType, Element, Error, Fault, ReduceOp, Reduction, Result, TransportKind};
+
+#[cfg(feature = "python")]
+pub mod python;

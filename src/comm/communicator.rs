@@ -192,6 +192,11 @@ impl Communicator {
         self.inner.world.close();
     }
 
+    /// Ends this rank as a process that dies does: connections close without goodbye.
+    pub(crate) fn vanish(&self) {
+        self.inner.world.vanish();
+    }
+
     /// The algorithm that `call` would use here.
     pub fn algorithm_for(&self, call: &Call) -> Result<Algorithm> {
         call.validate(self.rank(), self.size())?;

@@ -19,6 +19,8 @@ mod scope;
 mod world;
 
 pub use call::Call;
+pub use connect::thread_world;
+pub(crate) use connect::thread_world_on;
 pub use communicator::{Communicator, Settings};
 pub use handle::Handle;
 pub use pending::Pending;

@@ -615,6 +615,14 @@ impl Core {
         }
     }
 
+    /// Drops every connection without a word.
+    pub fn vanish(&mut self) {
+        self.closed = true;
+        for peer in 0..self.peers.len() {
+            self.lose(peer, "this rank vanished".into(), false);
+        }
+    }
+
     /// Whether everything said has been handed to the carriers.
     pub fn is_drained(&self) -> bool {
         self.peers.iter().all(|peer| match peer {
