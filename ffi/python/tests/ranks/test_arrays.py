@@ -48,16 +48,16 @@ def test_allreduce(op: phalanx.ReduceOp, combine: Any, dtype: str, count: int) -
 
 def test_average_is_the_default_and_integers_are_rounded_towards_zero() -> None:
     size = phalanx.size()
-    np.testing.assert_array_equal(phalanx.allreduce(np.full(3, size * phalanx.rank(), "f8")), np.full(3, sum(range(size))))
+    np.testing.assert_array_equal(
+        phalanx.allreduce(np.full(3, size * phalanx.rank(), "f8")), np.full(3, sum(range(size)))
+    )
     total = sum(-rank for rank in range(size))
     np.testing.assert_array_equal(
         phalanx.allreduce(np.full(2, -phalanx.rank(), "i4"), Average), np.full(2, -(-total // size), "i4")
     )
 
 
-@pytest.mark.parametrize(
-    ("op", "combine"), [(BitAnd, operator.and_), (BitOr, operator.or_), (BitXor, operator.xor)]
-)
+@pytest.mark.parametrize(("op", "combine"), [(BitAnd, operator.and_), (BitOr, operator.or_), (BitXor, operator.xor)])
 def test_bits(op: phalanx.ReduceOp, combine: Any) -> None:
     numbers = [np.array([rank * 5 + 1, 0xFF], "u4") for rank in range(phalanx.size())]
     np.testing.assert_array_equal(phalanx.allreduce(numbers[phalanx.rank()], op), functools.reduce(combine, numbers))
