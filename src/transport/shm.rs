@@ -99,7 +99,8 @@ struct Words {
 
 /// Everything that is mapped for one pair.
 #[derive(Debug)]
-struct Pair {
+pub(super) struct Pair {
+    ring_bytes: usize,
     header: Mapping,
     outgoing: RingMapping,
     incoming: RingMapping,
@@ -108,18 +109,28 @@ struct Pair {
 }
 
 impl Pair {
-    fn map(segment: &Segment, ring_bytes: usize, side: Side) -> io::Result<Self> {
+    pub(super) fn map(segment: &Segment, ring_bytes: usize, side: Side) -> io::Result<Self> {
         let first = RingMapping::new(segment, header_bytes(), ring_bytes)?;
         let second = RingMapping::new(segment, header_bytes() + ring_bytes, ring_bytes)?;
         let (first_words, second_words) = (Words { first: 0 }, Words { first: 3 * LINE });
         let header = Mapping::new(segment, 0, header_bytes())?;
         Ok(match side {
-            Side::Maker => {
-                Self { header, outgoing: first, incoming: second, out_words: first_words, in_words: second_words }
-            }
-            Side::Taker => {
-                Self { header, outgoing: second, incoming: first, out_words: second_words, in_words: first_words }
-            }
+            Side::Maker => Self {
+                ring_bytes,
+                header,
+                outgoing: first,
+                incoming: second,
+                out_words: first_words,
+                in_words: second_words,
+            },
+            Side::Taker => Self {
+                ring_bytes,
+                header,
+                outgoing: second,
+                incoming: first,
+                out_words: second_words,
+                in_words: first_words,
+            },
         })
     }
 
@@ -156,9 +167,7 @@ pub(super) struct ShmParts {
     pub(super) process: Option<PidFd>,
     /// How to wake the peer.
     pub(super) doorbell: Doorbell,
-    pub(super) segment: Segment,
-    pub(super) ring_bytes: usize,
-    pub(super) side: Side,
+    pub(super) pair: Pair,
     /// The peer's rank.
     pub(super) peer: usize,
 }
@@ -184,8 +193,8 @@ pub struct ShmLane {
 
 impl ShmLane {
     pub(super) fn new(parts: ShmParts, sleeper: Arc<Sleeper>) -> io::Result<Self> {
-        let ShmParts { socket, process, doorbell, segment, ring_bytes, side, peer } = parts;
-        let pair = Pair::map(&segment, ring_bytes, side)?;
+        let ShmParts { socket, process, doorbell, pair, peer } = parts;
+        let ring_bytes = pair.ring_bytes;
         sleeper.watch_closing(&socket)?;
         if let Some(process) = &process {
             sleeper.watch_closing(process).inspect_err(|_| sleeper.unwatch_closing(&socket))?;
@@ -221,7 +230,9 @@ impl ShmLane {
         match unix::look(&self.socket) {
             Quiet::Silent => self.gone = self.process.as_ref().is_some_and(PidFd::has_ended),
             Quiet::HungUp => self.gone = true,
-            Quiet::Speaking => return Err(self.broken("the peer spoke on the socket of a shared memory link")),
+            Quiet::Speaking => {
+                return Err(self.broken("the peer spoke on the socket of a shared memory link"));
+            }
         }
         Ok(self.gone)
     }
@@ -237,13 +248,13 @@ impl ShmLane {
             self.looks_in_vain = 0;
             return Ok(known);
         }
-        self.arrived_too_few(wanted, known)
+        self.arrived_too_few(known)
     }
 
     #[cold]
-    fn arrived_too_few(&mut self, wanted: usize, known: usize) -> Result<usize, LaneError> {
+    fn arrived_too_few(&mut self, known: usize) -> Result<usize, LaneError> {
         if let Some(end) = &self.end {
-            return Err(end.clone());
+            return if known > 0 && *end == LaneError::Closed { Ok(known) } else { Err(end.clone()) };
         }
         self.looks_in_vain += 1;
         if !self.gone && self.looks_in_vain >= LOOKS_PER_CHECK {
@@ -259,11 +270,8 @@ impl ShmLane {
             return Err(self.impossible(what));
         }
         let known = self.reader.known();
-        if known >= wanted {
-            return Ok(known);
-        }
         if known > 0 {
-            return Err(self.broken("the peer was gone in the middle of a message"));
+            return Ok(known);
         }
         self.end = Some(LaneError::Closed);
         Err(LaneError::Closed)
@@ -334,7 +342,9 @@ impl Lane for ShmLane {
         let known = self.arrived(wanted)?;
         // SAFETY: `known` bytes from the reader's position are its own until taken, and are one piece of the doubled
         // mapping. A sound peer does not write them; see the module's story on trust.
-        Ok(unsafe { std::slice::from_raw_parts(self.pair.incoming.start().as_ptr().add(self.reader.position()), known) })
+        Ok(unsafe {
+            std::slice::from_raw_parts(self.pair.incoming.start().as_ptr().add(self.reader.position()), known)
+        })
     }
 
     fn consume(&mut self, count: usize) {

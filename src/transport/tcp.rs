@@ -148,11 +148,8 @@ impl Lane for TcpLane {
         if self.write_end.is_some() || (head.is_empty() && body.is_empty()) {
             return Ok(0);
         }
-        let outcome = if body.is_empty() {
-            socket::send(&self.socket, head)
-        } else {
-            socket::send_two(&self.socket, head, body)
-        };
+        let outcome =
+            if body.is_empty() { socket::send(&self.socket, head) } else { socket::send_two(&self.socket, head, body) };
         match outcome {
             Ok(count) => Ok(count),
             Err(error) if is_temporary(&error) => Ok(0),
@@ -167,15 +164,10 @@ impl Lane for TcpLane {
         debug_assert!(wanted <= MIN_WINDOW);
         if self.window_bytes() < wanted {
             self.receive();
-            if self.window_bytes() < wanted
-                && let Some(end) = &self.read_end
+            // What arrived before the end is shown, and the end once that is consumed.
+            if self.window_bytes() == 0
+                && let Some(end) = self.read_end.clone()
             {
-                let end = match end {
-                    LaneError::Closed if self.window_bytes() > 0 => {
-                        LaneError::Broken("the peer closed in the middle of a message".into())
-                    }
-                    end => end.clone(),
-                };
                 return Err(self.told(end));
             }
         }
@@ -203,8 +195,7 @@ impl Lane for TcpLane {
             (self.start, self.end) = (0, 0);
             let left = bytes - from_window;
             // SAFETY: the rest of the target, by the caller's promise.
-            let outcome =
-                unsafe { socket::recv_two(&self.socket, target.add(from_window), left, &mut self.window) };
+            let outcome = unsafe { socket::recv_two(&self.socket, target.add(from_window), left, &mut self.window) };
             let count = self.note_received(outcome);
             self.end = count.saturating_sub(left);
             if count > 0 {
@@ -212,10 +203,7 @@ impl Lane for TcpLane {
             }
         }
         match &self.read_end {
-            Some(end) if from_window == 0 => {
-                let end = end.clone();
-                Err(self.told(end))
-            }
+            Some(end) if from_window == 0 => Err(self.told(end.clone())),
             _ => Ok(from_window),
         }
     }

@@ -251,9 +251,6 @@ impl StreamEndpoint {
             self.core.events.push(Event::Goodbye);
             moved = true;
         }
-        if self.goodbye_told && self.lanes.iter().all(|lane| lane.read_end.is_some()) {
-            self.end();
-        }
         moved
     }
 }

@@ -94,7 +94,9 @@ impl Initiator {
         if bytes.len() > self.wanted() {
             return Err(HandshakeError::found(Refusal::Malformed("more bytes than asked for")));
         }
-        let Some(message) = self.collector.take(bytes)? else { return Ok(()) };
+        let Some(message) = self.collector.take(bytes)? else {
+            return Ok(());
+        };
         match (self.state, message.body) {
             (_, Body::Refusal(refusal)) => Err(HandshakeError::told(refusal)),
             (InitiatorState::AwaitsChallenge, Body::Challenge { nonce, proof }) => {
@@ -212,7 +214,9 @@ impl Responder {
         if bytes.len() > self.wanted() {
             return Err(HandshakeError::found(Refusal::Malformed("more bytes than asked for")));
         }
-        let Some(message) = self.collector.take(bytes)? else { return Ok(()) };
+        let Some(message) = self.collector.take(bytes)? else {
+            return Ok(());
+        };
         match (self.state, message.body) {
             (_, Body::Refusal(refusal)) => Err(HandshakeError::told(refusal)),
             (ResponderState::AwaitsHello, Body::Hello(hello)) => {
@@ -242,10 +246,7 @@ impl Responder {
             return Err(Refusal::WrongJob);
         }
         if hello.generation != self.identity.generation {
-            return Err(Refusal::WrongGeneration {
-                asked: hello.generation.0,
-                serving: self.identity.generation.0,
-            });
+            return Err(Refusal::WrongGeneration { asked: hello.generation.0, serving: self.identity.generation.0 });
         }
         if hello.to != self.identity.rank || hello.from == self.identity.rank {
             return Err(Refusal::WrongRank { asked: hello.to, serving: self.identity.rank });
