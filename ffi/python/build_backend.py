@@ -39,6 +39,8 @@ __all__ = [
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "phalanx.data" / "scripts"
+# maturin wants the folder to be there, also when it is only asked about the package.
+SCRIPTS.mkdir(parents=True, exist_ok=True)
 
 
 def build_program() -> None:
@@ -48,7 +50,6 @@ def build_program() -> None:
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     messages = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     programs = [message["executable"] for message in messages if message.get("executable")]
-    SCRIPTS.mkdir(parents=True, exist_ok=True)
     shutil.copy2(programs[-1], SCRIPTS / "phalanx")
 
 

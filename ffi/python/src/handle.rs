@@ -45,7 +45,8 @@ pub struct Signals {
 impl Signals {
     /// Lets pending handlers run; false when one has raised.
     pub fn are_quiet(&mut self) -> bool {
-        self.raised = Python::attach(|py| py.check_signals()).err();
+        // An interpreter that is about to end has no handlers to run.
+        self.raised = Python::try_attach(|py| py.check_signals()).and_then(Result::err);
         self.raised.is_none()
     }
 

@@ -12,6 +12,11 @@ Tensors are in host memory, and are never copied on the way.
 
 from __future__ import annotations
 
+import torch
+
+if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+    raise ImportError(f"phalanx.torch needs PyTorch 2.1 or newer, but this is {torch.__version__}")
+
 from phalanx import cross_rank, cross_size, local_rank, local_size, rank, size
 from phalanx.communicator import Communicator
 from phalanx.errors import PhalanxError
