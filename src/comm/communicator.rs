@@ -293,6 +293,7 @@ impl Communicator {
             schedule: plan.schedule,
             dtype: call.dtype,
             reduction: Arc::new(reduction),
+            unequal: call.is_unequal(),
             contributions: self.size(),
             input: if input_count == 0 { std::ptr::null() } else { input },
             input_count,

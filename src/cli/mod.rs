@@ -1,0 +1,4 @@
+//! The commands.
+pub mod bench;
+pub mod demo;
+mod workers;
