@@ -48,3 +48,6 @@ pub mod testing;
 pub use bootstrap::Config;
 pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, init, thread_world};
 pub use types::{Algorithm, DataType, Element, Error, Fault, ReduceOp, Reduction, Result, TransportKind};
+
+#[cfg(feature = "python")]
+pub mod python;
