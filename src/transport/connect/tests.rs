@@ -114,7 +114,7 @@ mod conformance {
     }
 
     fn carrier(kind: TransportKind, change: fn(&mut ConnectorConfig)) -> Carrier {
-        Carrier { pair: Box::new(move || pair(change)), eager_limit: StreamConfig::for_kind(kind).eager_limit }
+        Carrier::over_streams(StreamConfig::for_kind(kind), move || pair(change))
     }
 
     mod shm {
