@@ -68,6 +68,8 @@ macro_rules! suite {
             notices_arrive_in_order
             notices_overtake_data
             short_messages_overtake_long_ones
+            long_messages_take_turns
+            short_messages_do_not_starve_long_ones
             a_dead_peer_is_told_once
             what_was_written_before_the_end_arrives
             goodbye_comes_last
