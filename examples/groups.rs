@@ -12,7 +12,7 @@ fn main() -> phalanx::Result<()> {
     let colour = rank as u64 % 2;
     let parity = world.split(Some(colour), -(rank as i64))?.expect("every rank gave a colour");
     let same: Vec<u64> = (0..size as u64).filter(|other| other % 2 == colour).collect();
-    let mut members = vec![0; parity.size()];
+    let mut members = vec![0u64; parity.size()];
     parity.allgather(&[rank as u64], &mut members)?;
     assert!(members.iter().rev().eq(&same));
 
@@ -33,7 +33,7 @@ fn main() -> phalanx::Result<()> {
         lower.allreduce(&mut data, ReduceOp::Max)?;
         assert_eq!(data, [half.len() as i32 - 1]);
     }
-    assert_eq!(in_parity.wait()?, vec![same.iter().sum(); 10]);
+    assert_eq!(in_parity.wait()?, vec![same.iter().sum::<u64>(); 10]);
     assert_eq!(in_world.wait()?, vec![size as u32; 1000]);
 
     println!("rank {rank} of {size}: rank {} of the {} with colour {colour}", parity.rank(), parity.size());
