@@ -21,7 +21,9 @@ mod driver;
 mod exchange;
 mod peers;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
+mod process_tests;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::io;
