@@ -1,8 +1,8 @@
 //! Plans: what each rank of a collective sends, receives, copies and reduces, as a value.
 //!
 //! A [`Schedule`] is one rank's plan: steps that follow each other, each a set of instructions that may run together,
-//! over spans of three buffers. [`plan`] is a pure function, so that a plan can be checked before it runs
-//! ([`verify`]), priced and chosen ([`cost`]), drawn ([`picture`]) and accounted for ([`explain`]). One executor runs
+//! over spans of three buffers. [`plan()`] is a pure function, so that a plan can be checked before it runs
+//! ([`verify()`]), priced and chosen ([`cost`]), drawn ([`picture`]) and accounted for ([`explain`]). One executor runs
 //! them all. `docs/algorithms.md` has the steps and bytes of each.
 
 mod algorithms;
@@ -14,7 +14,6 @@ mod ir;
 mod joint;
 pub mod picture;
 mod plan;
-#[cfg(test)]
 mod topology;
 mod verify;
 
