@@ -1,0 +1,365 @@
+//! The communicator: a group of ranks, its settings, and the way of a call into the engine.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::call::Call;
+use super::handle::Handle;
+use super::plans::{Plan, Plans};
+use super::world::{Statistics, World};
+use crate::executor::Work;
+use crate::schedule::{self, PlanRequest};
+use crate::types::{Algorithm, CommunicatorId, Deadline, Error, ReduceOp, Reduction, Result, Tag, TransportKind, View};
+
+/// How a communicator's operations behave. Settings that change what travels must be the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// How long an operation may take before it fails. 300 s: longer than a slow rank's checkpoint, shorter than an
+    /// operator's patience.
+    pub timeout: Duration,
+    /// The algorithm for every collective that has it; others, and all when `None`, are chosen by size.
+    pub algorithm: Option<Algorithm>,
+    /// Reduces in rank order whatever the algorithm.
+    pub deterministic: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(300), algorithm: None, deterministic: false }
+    }
+}
+
+/// A group of ranks that make collective calls together. Clones share the group and its order of operations.
+#[derive(Clone)]
+pub struct Communicator {
+    pub(super) inner: Arc<Inner>,
+    settings: Settings,
+}
+
+pub(super) struct Inner {
+    pub world: Arc<World>,
+    pub id: CommunicatorId,
+    /// World ranks in the order of this communicator's ranks.
+    pub members: Arc<[usize]>,
+    pub rank: usize,
+    pub view: View,
+    plans: Plans,
+    pub points: Mutex<HashMap<CommunicatorId, u64>>,
+    /// How many times this communicator was split.
+    pub groups: AtomicU64,
+    /// How many subgroups were made of each list of ranks.
+    subgroups: Mutex<HashMap<Vec<usize>, u64>>,
+}
+
+impl Inner {
+    /// Which subgroup of this list of ranks is being made: the same number on each of them.
+    pub fn count_subgroup(&self, ranks: &[usize]) -> u64 {
+        let mut subgroups = self.subgroups.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = subgroups.entry(ranks.to_vec()).or_insert(0);
+        *next += 1;
+        *next - 1
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The world's own goes with the engine.
+        if self.id != CommunicatorId::WORLD {
+            self.world.engine.remove_channel(self.id);
+        }
+        let points = self.points.get_mut().unwrap_or_else(PoisonError::into_inner);
+        points.keys().for_each(|&id| self.world.engine.remove_channel(id));
+    }
+}
+
+/// Bytes in flight at once in pipelined algorithms: large enough to hide a message's fixed cost, small enough to stay
+/// in a core's second-level cache.
+const SEGMENT_BYTES: usize = 128 << 10;
+
+impl Communicator {
+    /// A communicator over members of the world, known to the engine under `id`.
+    pub(super) fn new(
+        world: Arc<World>,
+        id: CommunicatorId,
+        members: Arc<[usize]>,
+        rank: usize,
+        view: View,
+        settings: Settings,
+    ) -> Result<Self> {
+        world.engine.add_channel(id, members.clone(), rank)?;
+        let inner = Inner {
+            world,
+            id,
+            members,
+            rank,
+            view,
+            plans: Plans::default(),
+            points: Mutex::new(HashMap::new()),
+            groups: AtomicU64::new(0),
+            subgroups: Mutex::new(HashMap::new()),
+        };
+        Ok(Self { inner: Arc::new(inner), settings })
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.inner.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.inner.members.len()
+    }
+
+    /// This rank's number among the ranks of its host.
+    pub fn local_rank(&self) -> usize {
+        self.inner.view.local(self.rank()).0
+    }
+
+    /// The number of ranks on this host.
+    pub fn local_size(&self) -> usize {
+        self.inner.view.local(self.rank()).1
+    }
+
+    /// This rank's number among the ranks with the same local rank, one a host.
+    pub fn cross_rank(&self) -> usize {
+        self.inner.view.cross(self.rank()).0
+    }
+
+    /// The number of hosts that have a rank with this local rank.
+    pub fn cross_size(&self) -> usize {
+        self.inner.view.cross(self.rank()).1
+    }
+
+    /// The members and their hosts.
+    pub fn view(&self) -> &View {
+        &self.inner.view
+    }
+
+    /// The settings of this clone.
+    pub fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// The same communicator with another limit on the time that an operation may take.
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        self.with_settings(Settings { timeout, ..self.settings })
+    }
+
+    /// The same communicator with a forced algorithm, or with the choice left to it. Must be the same on every rank.
+    pub fn with_algorithm(&self, algorithm: Option<Algorithm>) -> Self {
+        self.with_settings(Settings { algorithm, ..self.settings })
+    }
+
+    /// The same communicator, reducing in rank order whatever the algorithm. Must be the same on every rank.
+    pub fn with_deterministic(&self, deterministic: bool) -> Self {
+        self.with_settings(Settings { deterministic, ..self.settings })
+    }
+
+    /// The same communicator with other settings.
+    pub fn with_settings(&self, settings: Settings) -> Self {
+        Self { inner: self.inner.clone(), settings }
+    }
+
+    /// Counters of this process.
+    pub fn statistics(&self) -> Statistics {
+        self.inner.world.statistics()
+    }
+
+    /// The carrier to each peer that is connected, by world rank. Connections are made on first use.
+    pub fn links(&self) -> Vec<(usize, TransportKind)> {
+        self.inner.world.engine.links()
+    }
+
+    /// The carriers in use, in words: `shm`, `tcp`, `shm+tcp`, or `none` before the first message.
+    pub fn transport_summary(&self) -> String {
+        let mut kinds: Vec<_> = self.links().into_iter().map(|(_, kind)| kind).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        if kinds.is_empty() {
+            return "none".into();
+        }
+        kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join("+")
+    }
+
+    /// Waits for what is in flight, says goodbye to all peers and closes every communicator of this process. Later
+    /// calls fail. Dropping the last communicator does the same.
+    pub fn shutdown(&self) {
+        self.inner.world.close();
+    }
+
+    /// Ends this rank as a process that dies does: connections close without goodbye.
+    pub(crate) fn vanish(&self) {
+        self.inner.world.vanish();
+    }
+
+    /// The algorithm that `call` would use here.
+    pub fn algorithm_for(&self, call: &Call) -> Result<Algorithm> {
+        call.validate(self.rank(), self.size())?;
+        Ok(self.plan(call)?.algorithm)
+    }
+
+    /// Starts a call on raw memory. `keep` is kept alive until the operation ends.
+    ///
+    /// # Errors
+    ///
+    /// When the arguments cannot be used; nothing was sent then. Everything else is the handle's outcome.
+    ///
+    /// # Safety
+    ///
+    /// `input` and `output` must have the elements that the call needs on this rank (see [`Call`]), in any alignment,
+    /// and stay valid until the operation has ended: input for reads, output for reads and writes by nobody else.
+    /// They must not overlap. Either may be null when it has no elements, and `input` must be null in place.
+    pub unsafe fn submit(
+        &self,
+        call: &Call,
+        input: *const u8,
+        output: *mut u8,
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Handle> {
+        // SAFETY: the caller's promise.
+        unsafe { self.start(call, input, output, keep, true) }
+    }
+
+    /// Runs a call to its end.
+    ///
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit), for the length of this call.
+    pub unsafe fn run(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<()> {
+        // SAFETY: the caller's promise; the memory is the operation's until `wait` has returned, and the guard gives
+        // the operation up should `wait` unwind.
+        let handle = unsafe { self.start(call, input, output, None, false)? };
+        let guard = GiveUpOnUnwind(&handle);
+        let outcome = guard.0.wait();
+        std::mem::forget(guard);
+        outcome
+    }
+
+    /// Runs a call to its end, for threads that others may want to interrupt: asks `go_on` about every `period`, and
+    /// gives the operation up on every rank when it says no.
+    ///
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit), for the length of this call.
+    pub unsafe fn run_while(
+        &self,
+        call: &Call,
+        input: *const u8,
+        output: *mut u8,
+        period: Duration,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        // SAFETY: as in `run`.
+        let handle = unsafe { self.start(call, input, output, None, false)? };
+        let guard = GiveUpOnUnwind(&handle);
+        let outcome = guard.0.wait_while(period, go_on);
+        std::mem::forget(guard);
+        outcome
+    }
+
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit).
+    unsafe fn start(
+        &self,
+        call: &Call,
+        input: *const u8,
+        output: *mut u8,
+        keep: Option<Box<dyn Any + Send>>,
+        detached: bool,
+    ) -> Result<Handle> {
+        call.validate(self.rank(), self.size())?;
+        let (input_count, output_count) = call.buffer_counts(self.rank(), self.size());
+        for (name, is_null, count) in
+            [("input", input.is_null(), input_count), ("output", output.is_null(), output_count)]
+        {
+            if is_null && count > 0 {
+                let what = format_args!("{}: the {name} is null, {count} elements expected", call.collective);
+                return Err(Error::invalid(what));
+            }
+        }
+        let plan = self.plan(call)?;
+        let world = &self.inner.world;
+        world.count_operation(input_count.max(output_count) * call.dtype.size());
+        let (reduction, spoilt) = guarded(call.reduction.clone().unwrap_or(Reduction::new(ReduceOp::Sum)));
+        let work = Work {
+            tag: Tag { communicator: self.inner.id, sequence: 0 },
+            signature: call.signature(plan.algorithm, self.settings.deterministic, self.size()),
+            schedule: plan.schedule,
+            dtype: call.dtype,
+            reduction: Arc::new(reduction),
+            unequal: call.is_unequal(),
+            contributions: self.size(),
+            input: if input_count == 0 { std::ptr::null() } else { input },
+            input_count,
+            output,
+            output_count,
+            deadline: self.deadline(),
+            spoilt,
+            keep,
+        };
+        // SAFETY: the caller's promise, for the counts that the call itself gives.
+        let completion = unsafe { world.engine.submit(work, detached) };
+        Ok(Handle { world: world.clone(), completion })
+    }
+
+    pub(super) fn deadline(&self) -> Deadline {
+        Deadline::after(Instant::now(), self.settings.timeout)
+    }
+
+    fn plan(&self, call: &Call) -> Result<Plan> {
+        let Settings { algorithm: forced, deterministic, .. } = self.settings;
+        self.inner.plans.get(call, forced, deterministic, || {
+            let (rank, size) = (self.rank(), self.size());
+            let blocks = call.blocks(size);
+            let shape = call.shape(&blocks);
+            let hosts = &self.inner.view.hosts;
+            let serving = schedule::algorithms_for(call.collective);
+            let choice = forced.filter(|algorithm| serving.contains(algorithm)).unwrap_or(serving[0]);
+            let request = PlanRequest {
+                collective: call.collective,
+                algorithm: choice,
+                rank,
+                size,
+                root: call.root,
+                shape,
+                in_place: call.is_in_place(rank),
+                hosts,
+                segment: (SEGMENT_BYTES / call.dtype.size()).max(1),
+                deterministic,
+            };
+            let schedule = schedule::plan(&request).map_err(Error::invalid)?;
+            Ok(Plan { algorithm: choice, schedule: Arc::new(schedule) })
+        })
+    }
+}
+
+struct GiveUpOnUnwind<'a>(&'a Handle);
+
+impl Drop for GiveUpOnUnwind<'_> {
+    fn drop(&mut self) {
+        self.0.give_up("the waiting thread panicked");
+    }
+}
+
+/// Keeps a panic of a user's function out of the engine. The first one sets the flag, which ends the operation with an
+/// error; from then on the function is not called again in it.
+fn guarded(reduction: Reduction) -> (Reduction, Option<Arc<AtomicBool>>) {
+    let Some((name, function)) = reduction.function.clone() else {
+        return (reduction, None);
+    };
+    let spoilt = Arc::new(AtomicBool::new(false));
+    let flag = spoilt.clone();
+    let guarded = move |here: &mut [u8], incoming: &[u8], dtype| {
+        if !flag.load(Ordering::Relaxed) && catch_unwind(AssertUnwindSafe(|| function(here, incoming, dtype))).is_err()
+        {
+            flag.store(true, Ordering::Relaxed);
+        }
+    };
+    (Reduction { function: Some((name, Arc::new(guarded))), ..reduction }, Some(spoilt))
+}

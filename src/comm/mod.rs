@@ -1,0 +1,31 @@
+//! The front door: communicators, their collectives, handles and groups.
+//!
+//! [`Communicator`] is what a program holds: a group of ranks with its own operation numbers. Clones are cheap and may
+//! carry other settings. Its typed methods (`collectives`, `point_to_point`) check the arguments and build a [`Call`];
+//! the untyped [`Communicator::submit`] is what the Python and C interfaces use. A call becomes a plan (`plans` keeps
+//! those made before), and the plan goes to the engine. `group` makes communicators of fewer ranks, `pending` and
+//! `scope` let calls run while the program computes.
+
+mod call;
+mod collectives;
+mod communicator;
+mod connect;
+mod group;
+mod handle;
+mod pending;
+mod plans;
+mod point_to_point;
+mod scope;
+mod threads;
+mod world;
+
+pub use call::Call;
+pub use communicator::{Communicator, Settings};
+pub use connect::init;
+pub(crate) use connect::member;
+pub use handle::Handle;
+pub use pending::Pending;
+pub use scope::{Scope, ScopedHandle};
+pub use threads::thread_world;
+pub(crate) use threads::thread_world_on;
+pub use world::Statistics;

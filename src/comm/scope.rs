@@ -1,0 +1,157 @@
+//! Calls that borrow their buffers while the program computes.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::call::Call;
+use super::communicator::Communicator;
+use super::handle::Handle;
+use crate::types::{Element, Error, Reduction, Result};
+
+/// Within [`Communicator::scope`]: starts calls on borrowed buffers.
+///
+/// The buffers stay borrowed until the scope ends, because only its end is sure to come after every call's.
+pub struct Scope<'scope, 'env: 'scope> {
+    communicator: &'scope Communicator,
+    pending: RefCell<Vec<Rc<Handle>>>,
+    /// Invariant in both, so that no borrow can be shortened.
+    lifetimes: PhantomData<&'scope mut &'env mut ()>,
+}
+
+/// A pending call of a scope. Waiting early is optional: the end of the scope waits for all.
+pub struct ScopedHandle<'scope> {
+    handle: Rc<Handle>,
+    scope: PhantomData<&'scope ()>,
+}
+
+impl ScopedHandle<'_> {
+    /// Waits until the call has ended.
+    pub fn wait(&self) -> Result<()> {
+        self.handle.wait()
+    }
+
+    /// Waits at most `limit`. `None`: still pending.
+    pub fn wait_for(&self, limit: Duration) -> Option<Result<()>> {
+        self.handle.wait_for(limit)
+    }
+
+    /// Whether the call has ended. Does not wait.
+    pub fn is_finished(&self) -> bool {
+        self.handle.poll().is_some()
+    }
+}
+
+impl Communicator {
+    /// Runs `body`, in which calls can be started on borrowed buffers, and waits for all of them.
+    ///
+    /// # Errors
+    ///
+    /// What `body` returns; if that is well, the first failure among the calls that it started.
+    pub fn scope<'env, R>(
+        &'env self,
+        body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R>,
+    ) -> Result<R> {
+        let scope = Scope { communicator: self, pending: RefCell::default(), lifetimes: PhantomData };
+        // Waits for every call, also when `body` panics: the buffers must not be given back before.
+        let guard = WaitForAll(&scope.pending);
+        let result = body(&scope);
+        let ended = guard.wait();
+        std::mem::forget(guard);
+        result.and_then(|value| ended.map(|()| value))
+    }
+}
+
+struct WaitForAll<'a>(&'a RefCell<Vec<Rc<Handle>>>);
+
+impl WaitForAll<'_> {
+    fn wait(&self) -> Result<()> {
+        let pending = std::mem::take(&mut *self.0.borrow_mut());
+        pending.iter().map(|handle| handle.wait()).fold(Ok(()), Result::and)
+    }
+}
+
+impl Drop for WaitForAll<'_> {
+    fn drop(&mut self) {
+        for handle in self.0.borrow().iter() {
+            handle.give_up("a panic ended the scope of the call");
+        }
+    }
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    /// Starts an [`allreduce`](Communicator::allreduce).
+    pub fn allreduce<T: Element>(
+        &'scope self,
+        data: &'env mut [T],
+        reduction: impl Into<Reduction>,
+    ) -> Result<ScopedHandle<'scope>> {
+        self.in_place(Call::allreduce(T::DATA_TYPE, data.len(), reduction), data)
+    }
+
+    /// Starts a [`reduce`](Communicator::reduce).
+    pub fn reduce<T: Element>(
+        &'scope self,
+        data: &'env mut [T],
+        reduction: impl Into<Reduction>,
+        root: usize,
+    ) -> Result<ScopedHandle<'scope>> {
+        self.in_place(Call::reduce(T::DATA_TYPE, data.len(), reduction, root), data)
+    }
+
+    /// Starts a [`broadcast`](Communicator::broadcast).
+    pub fn broadcast<T: Element>(&'scope self, data: &'env mut [T], root: usize) -> Result<ScopedHandle<'scope>> {
+        self.in_place(Call::broadcast(T::DATA_TYPE, data.len(), root), data)
+    }
+
+    /// Starts any call from `input` to `output`.
+    pub fn call<T: Element>(
+        &'scope self,
+        call: &Call,
+        input: &'env [T],
+        output: &'env mut [T],
+    ) -> Result<ScopedHandle<'scope>> {
+        self.communicator.check_buffers::<T>(call, input.len(), output.len())?;
+        let input = if call.is_in_place(self.communicator.rank()) { std::ptr::null() } else { input.as_ptr() };
+        // SAFETY: both have the lengths that the call asks for, and stay borrowed until the scope has waited for it.
+        let handle = unsafe { self.communicator.submit(call, input.cast(), output.as_mut_ptr().cast(), None)? };
+        Ok(self.remember(handle))
+    }
+
+    fn in_place<T: Element>(&'scope self, call: Call, data: &'env mut [T]) -> Result<ScopedHandle<'scope>> {
+        let call = call.in_place(true);
+        // SAFETY: as in `call`.
+        let handle = unsafe { self.communicator.submit(&call, std::ptr::null(), data.as_mut_ptr().cast(), None)? };
+        Ok(self.remember(handle))
+    }
+
+    fn remember(&self, handle: Handle) -> ScopedHandle<'scope> {
+        let handle = Rc::new(handle);
+        self.pending.borrow_mut().push(handle.clone());
+        ScopedHandle { handle, scope: PhantomData }
+    }
+}
+
+impl Communicator {
+    /// Checks that buffers have the type and lengths that a call needs on this rank.
+    pub(super) fn check_buffers<T: Element>(&self, call: &Call, input: usize, output: usize) -> Result<()> {
+        call.validate(self.rank(), self.size())?;
+        if call.dtype != T::DATA_TYPE {
+            let what =
+                format_args!("{}: buffers of {} given for a call of {}", call.collective, T::DATA_TYPE, call.dtype);
+            return Err(Error::invalid(what));
+        }
+        let (input_count, output_count) = call.buffer_counts(self.rank(), self.size());
+        for (name, given, expected) in [("input", input, input_count), ("output", output, output_count)] {
+            if given != expected {
+                return Err(Error::invalid(format_args!(
+                    "{}: {name} of {given} elements given, {expected} expected on rank {}",
+                    call.collective,
+                    self.rank()
+                )));
+            }
+        }
+        Ok(())
+    }
+}

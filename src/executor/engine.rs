@@ -1,0 +1,383 @@
+//! The engine: the lock around the state, who drives it, and when it sleeps.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::completion::Completion;
+use super::core::Core;
+use super::operation::Work;
+use crate::transport::Endpoint;
+use crate::types::{CommunicatorId, Deadline, Error, Result, TransportKind};
+
+/// Sleeps until something happens on a link.
+pub trait Sleep: Send + Sync {
+    /// Returns when a peer has done something since the endpoints' `prepare_sleep`, after `kick`, or after `timeout`.
+    /// May return early for no reason.
+    fn sleep(&self, timeout: Duration);
+
+    /// Ends the current sleep, or the next one.
+    fn kick(&self);
+}
+
+impl Sleep for crate::transport::sleep::Sleeper {
+    fn sleep(&self, timeout: Duration) {
+        self.sleep(timeout);
+    }
+
+    fn kick(&self) {
+        self.kick();
+    }
+}
+
+/// Makes connections.
+pub trait Dial: Send {
+    /// Begins to connect to a world rank, without blocking. The outcome goes to [`Engine::handle_connection`].
+    fn dial(&mut self, peer: usize);
+}
+
+/// How the engine waits.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineConfig {
+    /// How long a waiting thread polls before it sleeps.
+    pub spin: Duration,
+    /// Whether it offers its core to others between polls: for more ranks than cores.
+    pub yields: bool,
+}
+
+/// Runs the operations of one process. See the room's story in `mod.rs`.
+pub struct Engine {
+    shared: Arc<Shared>,
+    progress: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Threads that want the lock. The leader lets them in between two polls.
+    contenders: AtomicUsize,
+    /// Waiting threads sleep here until an operation ends or the leader leaves.
+    changed: Condvar,
+    /// The progress thread sleeps here until there is work that nobody waits for.
+    work: Condvar,
+    sleeper: Arc<dyn Sleep>,
+    config: EngineConfig,
+}
+
+struct State {
+    core: Core,
+    /// Whether a thread is driving.
+    led: bool,
+    /// Threads that wait for an operation while another drives. They rather drive themselves than be woken by the
+    /// progress thread.
+    followers: usize,
+    /// The engine is being dropped.
+    stopping: bool,
+}
+
+/// How many polls go by between two looks at the clock.
+const POLLS_PER_LOOK: u32 = 64;
+
+/// The longest sleep without a look at deadlines and departed peers.
+const MAX_SLEEP: Duration = Duration::from_millis(500);
+
+/// When a leader stops driving.
+enum Until<'a> {
+    /// The operation has ended, or the deadline has passed.
+    Done(&'a Completion, Option<Deadline>),
+    /// Nothing is in flight, or a thread that waits wants to drive.
+    Idle,
+    /// Everything said has been handed to the carriers, or the deadline has passed.
+    Drained(Deadline),
+}
+
+impl Engine {
+    /// An engine without connections, and its progress thread.
+    pub fn new(
+        rank: usize,
+        size: usize,
+        dial: Box<dyn Dial>,
+        sleeper: Arc<dyn Sleep>,
+        config: EngineConfig,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { core: Core::new(rank, size, dial), led: false, followers: 0, stopping: false }),
+            contenders: AtomicUsize::new(0),
+            changed: Condvar::new(),
+            work: Condvar::new(),
+            sleeper,
+            config,
+        });
+        let progress = if size > 1 {
+            let shared = shared.clone();
+            let spawned = std::thread::Builder::new().name("phalanx-progress".into()).spawn(move || shared.attend());
+            Some(spawned.map_err(|error| {
+                Error::environment(
+                    format_args!("cannot start the progress thread: {error}"),
+                    "raise the limit on threads (ulimit -u, or the container's pids limit)",
+                )
+            })?)
+        } else {
+            None
+        };
+        Ok(Self { shared, progress: Mutex::new(progress) })
+    }
+
+    /// What the connector calls with each connection, or the reason why there is none. Holds no reference that keeps
+    /// the engine alive.
+    pub fn connection_handler(&self) -> impl Fn(usize, Result<Box<dyn Endpoint>>) + Send + Sync + use<> {
+        let shared: Weak<Shared> = Arc::downgrade(&self.shared);
+        move |peer, outcome| {
+            if let Some(shared) = shared.upgrade() {
+                let mut state = shared.lock();
+                state.core.handle_connection(peer, outcome);
+                shared.after_change(&mut state);
+                drop(state);
+                shared.sleeper.kick();
+            }
+        }
+    }
+
+    /// Adds a communicator: its id, its members as world ranks, and which of them this is.
+    pub fn add_channel(&self, id: CommunicatorId, members: Arc<[usize]>, rank: usize) -> Result<()> {
+        let mut state = self.shared.lock();
+        state.core.add_channel(id, members, rank)
+    }
+
+    /// Forgets a communicator.
+    pub fn remove_channel(&self, id: CommunicatorId) {
+        self.shared.lock().core.remove_channel(id);
+    }
+
+    /// Starts an operation. It moves on when somebody waits; with `detached` the progress thread moves it as well.
+    ///
+    /// # Safety
+    ///
+    /// The pointers of `work` must be valid for their counts until the completion is done: the input for reads, the
+    /// output for reads and writes by this operation alone.
+    pub unsafe fn submit(&self, work: Work, detached: bool) -> Arc<Completion> {
+        let completion = Arc::new(Completion::default());
+        let mut state = self.shared.lock();
+        // SAFETY: the caller's promise.
+        unsafe { state.core.submit(work, &completion, Instant::now()) };
+        self.shared.after_change(&mut state);
+        if detached && state.core.active > 0 {
+            if state.led {
+                // The leader may sleep with an earlier deadline, or without knowing of a new message to write.
+                drop(state);
+                self.shared.sleeper.kick();
+            } else {
+                self.shared.work.notify_one();
+            }
+        }
+        completion
+    }
+
+    /// Waits until the operation has ended or `until` has passed. Returns the outcome if it has ended.
+    pub fn wait(&self, completion: &Completion, until: Option<Deadline>) -> Option<Result<()>> {
+        if let Some(outcome) = completion.outcome() {
+            return Some(outcome);
+        }
+        let mut state = self.shared.lock();
+        while !completion.is_done() && !until.is_some_and(|deadline| deadline.has_passed(Instant::now())) {
+            if state.led {
+                state.followers += 1;
+                // A leader that nobody waits for gives way.
+                self.shared.sleeper.kick();
+                let limit = until.map_or(MAX_SLEEP, |deadline| deadline.remaining(Instant::now()).min(MAX_SLEEP));
+                let (back, _) = self.shared.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner);
+                state = back;
+                state.followers -= 1;
+            } else {
+                state = self.shared.lead(state, &Until::Done(completion, until));
+                self.shared.leave(&state);
+            }
+        }
+        drop(state);
+        completion.outcome()
+    }
+
+    /// Whether the operation has ended; lends a hand if nobody is driving.
+    pub fn poll(&self, completion: &Completion) -> Option<Result<()>> {
+        if !completion.is_done()
+            && let Ok(mut state) = self.shared.state.try_lock()
+            && !state.led
+        {
+            state.core.progress();
+            self.shared.after_change(&mut state);
+        }
+        completion.outcome()
+    }
+
+    /// Drops every connection without goodbye, as a process that dies does. Operations in flight fail.
+    pub fn vanish(&self) {
+        let mut state = self.shared.lock();
+        state.core.vanish();
+        self.shared.after_change(&mut state);
+        drop(state);
+        self.shared.sleeper.kick();
+    }
+
+    /// Gives an operation up on every rank. Its memory is free when this returns.
+    pub fn give_up(&self, completion: &Arc<Completion>, cause: Error) {
+        let mut state = self.shared.lock();
+        state.core.give_up(completion, cause);
+        self.shared.after_change(&mut state);
+        drop(state);
+        self.shared.sleeper.kick();
+    }
+
+    /// The carrier to each peer that is connected.
+    pub fn links(&self) -> Vec<(usize, TransportKind)> {
+        self.shared.lock().core.links()
+    }
+
+    /// Waits for what is in flight, says goodbye, and hands everything to the carriers; all of it by `deadline`.
+    pub fn close(&self, deadline: Deadline) {
+        let mut state = self.shared.lock();
+        let mut closed = false;
+        loop {
+            if state.led {
+                self.shared.sleeper.kick();
+                state.followers += 1;
+                let (back, _) =
+                    self.shared.changed.wait_timeout(state, MAX_SLEEP).unwrap_or_else(PoisonError::into_inner);
+                state = back;
+                state.followers -= 1;
+                continue;
+            }
+            if !closed && (state.core.active == 0 || deadline.has_passed(Instant::now())) {
+                state.core.close();
+                closed = true;
+            }
+            state = self.shared.lead(state, &Until::Drained(deadline));
+            self.shared.leave(&state);
+            if (closed && state.core.is_drained()) || deadline.has_passed(Instant::now()) {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shared.lock().stopping = true;
+        self.shared.work.notify_all();
+        self.shared.sleeper.kick();
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(progress) = progress {
+            // A panic of that thread has been reported by the panic hook; there is nothing left to save.
+            let _ = progress.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.contenders.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.contenders.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+
+    /// Lets other threads at the lock, then takes it again.
+    fn let_in<'a>(&'a self, state: MutexGuard<'a, State>, yields: bool) -> MutexGuard<'a, State> {
+        drop(state);
+        if yields || self.contenders.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the threads whose operations may have ended.
+    fn after_change(&self, state: &mut State) {
+        if std::mem::take(&mut state.core.ended) && state.followers > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Called by a leader that leaves: somebody else drives on.
+    fn leave(&self, state: &State) {
+        if state.followers > 0 {
+            self.changed.notify_all();
+        } else if state.core.active > 0 {
+            self.work.notify_one();
+        }
+    }
+
+    /// Drives until the goal is reached. The caller has seen that nobody drives.
+    fn lead<'a>(&'a self, mut state: MutexGuard<'a, State>, until: &Until<'_>) -> MutexGuard<'a, State> {
+        state.led = true;
+        let mut polls = 0u32;
+        let mut idle_since: Option<Instant> = None;
+        loop {
+            let moved = state.core.progress();
+            self.after_change(&mut state);
+            let reached = match until {
+                Until::Done(completion, _) => completion.is_done(),
+                Until::Idle => state.core.active == 0 || state.followers > 0 || state.stopping,
+                Until::Drained(_) => state.core.active == 0 && state.core.is_drained(),
+            };
+            if reached {
+                break;
+            }
+            if moved {
+                polls = 0;
+                idle_since = None;
+                state = self.let_in(state, false);
+                continue;
+            }
+            polls += 1;
+            if polls % POLLS_PER_LOOK != 1 {
+                state = self.let_in(state, self.config.yields);
+                continue;
+            }
+            let now = Instant::now();
+            state.core.check(now);
+            self.after_change(&mut state);
+            let limit = match until {
+                Until::Done(_, limit) => *limit,
+                Until::Drained(limit) => Some(*limit),
+                Until::Idle => None,
+            };
+            if limit.is_some_and(|limit| limit.has_passed(now)) {
+                break;
+            }
+            // The progress thread does not spin: it would take a core from the threads that compute.
+            let spin = if matches!(until, Until::Idle) { Duration::ZERO } else { self.config.spin };
+            if now.duration_since(*idle_since.get_or_insert(now)) < spin {
+                state = self.let_in(state, self.config.yields);
+                continue;
+            }
+            if state.core.ended || !state.core.prepare_sleep() {
+                state = self.let_in(state, false);
+                continue;
+            }
+            let limits = [limit.map(|limit| limit.remaining(now)), state.core.time_to_check(now)];
+            let sleep = limits.into_iter().flatten().fold(MAX_SLEEP, Duration::min);
+            drop(state);
+            self.sleeper.sleep(sleep);
+            state = self.lock();
+            polls = 0;
+        }
+        state.led = false;
+        state
+    }
+
+    /// The progress thread.
+    fn attend(&self) {
+        let mut state = self.lock();
+        while !state.stopping {
+            if state.core.active > 0 && !state.led && state.followers == 0 {
+                state = self.lead(state, &Until::Idle);
+                if state.followers > 0 {
+                    self.changed.notify_all();
+                }
+            } else {
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! What Phalanx asks of Linux: thin safe wrappers, and the home of `unsafe`.
+//!
+//! Memory that two processes share ([`Segment`], [`Mapping`], [`RingMapping`]) is anonymous: a memfd has no name in any
+//! file system, so no size limit of a container's `/dev/shm` applies to it and nothing is left over after a crash.
+//! Sleeping is done on a word of such memory ([`futex`]) or on descriptors ([`Epoll`], [`EventFd`]). Descriptors
+//! travel over Unix sockets in the abstract namespace ([`unix`]), which have no file either. [`process`] tells how
+//! many processors this process may use and holds other processes by pidfd; [`network`] lists interfaces and [`socket`] has
+//! the calls of TCP;
+//! [`host`] says which members share a host.
+
+mod epoll;
+pub mod futex;
+pub mod host;
+mod memory;
+pub mod network;
+pub mod process;
+pub mod socket;
+pub mod unix;
+
+pub use epoll::{Epoll, EventFd, Interest, Readiness};
+pub use host::HostIdentity;
+pub use memory::{Mapping, RingMapping, Segment, page_bytes};

@@ -1,0 +1,147 @@
+//! Calls on stream sockets that the standard library lacks. None of them blocks, and none raises SIGPIPE.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
+
+fn checked(count: isize) -> io::Result<usize> {
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends `head` and then `body` in one call; returns how many bytes were taken.
+pub fn send_two(fd: impl AsFd, head: &[u8], body: &[u8]) -> io::Result<usize> {
+    let parts = [io::IoSlice::new(head), io::IoSlice::new(body)];
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    Ok(rustix::net::sendmsg(fd, &parts, &mut Default::default(), flags)?)
+}
+
+/// Receives into `target` and, when that is full, into `spare`, in one call. Returns how many bytes; 0 at the end of
+/// the stream.
+///
+/// # Safety
+///
+/// `target .. target + bytes` must be writable, and read or written by nobody else during the call.
+pub unsafe fn recv_two(fd: impl AsFd, target: *mut u8, bytes: usize, spare: &mut [u8]) -> io::Result<usize> {
+    let mut parts = [
+        libc::iovec { iov_base: target.cast(), iov_len: bytes },
+        libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() },
+    ];
+    // SAFETY: all zeros is a valid message header: no address, no parts, no control data.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    // SAFETY: the header points to two live parts; the first is writable by the caller's promise, the second is a
+    // mutable slice.
+    checked(unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })
+}
+
+/// Receives into `buffer`; 0 at the end of the stream.
+pub fn recv(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    Ok(rustix::net::recv(fd, buffer, rustix::net::RecvFlags::DONTWAIT)?.0)
+}
+
+/// Sends from `bytes`; returns how many were taken.
+pub fn send(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    Ok(rustix::net::send(fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+}
+
+/// Says that nothing more will be written.
+pub fn end_writing(fd: impl AsFd) {
+    // Failure means that the connection is gone, which says it as well.
+    let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+}
+
+/// Whether there is room to write, or an error to be had by writing.
+pub fn is_writable(fd: impl AsFd) -> bool {
+    let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
+    matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+}
+
+/// The error of an attempt to connect, once the socket is writable.
+pub fn take_error(fd: impl AsFd) -> io::Result<()> {
+    sockopt::socket_error(fd)?.map_err(io::Error::from)
+}
+
+fn tcp_socket(address: &SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, Some(rustix::net::ipproto::TCP))?)
+}
+
+/// A non-blocking TCP listener bound to `address`.
+pub fn tcp_listen(address: &SocketAddr, backlog: i32) -> io::Result<OwnedFd> {
+    let fd = tcp_socket(address)?;
+    // A port of the last run that is still in TIME_WAIT may be used again; one with a live listener may not.
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    if address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&fd, true)?;
+    }
+    rustix::net::bind(&fd, address)?;
+    rustix::net::listen(&fd, backlog)?;
+    Ok(fd)
+}
+
+/// Begins to connect to `address`, from the local address `from` if given (its port is ignored). The socket becomes
+/// writable when the outcome is known: [`take_error`].
+pub fn tcp_connect(address: &SocketAddr, from: Option<SocketAddr>) -> io::Result<OwnedFd> {
+    let fd = tcp_socket(address)?;
+    if let Some(mut from) = from {
+        // The port is then chosen when the target is known, so that it need not be free towards all targets.
+        set_bind_address_no_port(&fd)?;
+        from.set_port(0);
+        rustix::net::bind(&fd, &from)?;
+    }
+    match rustix::net::connect(&fd, address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => Ok(fd),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn set_bind_address_no_port(fd: &OwnedFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the option's value is a local integer of the size given.
+    let status = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Takes a waiting connection from a listener, non-blocking like the listener. `WouldBlock` when none is waiting.
+pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
+    Ok(rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+}
+
+/// The local address of a TCP socket.
+pub fn local_address(fd: impl AsFd) -> io::Result<SocketAddr> {
+    Ok(SocketAddr::try_from(rustix::net::getsockname(fd)?)?)
+}
+
+/// The address of the other end of a TCP socket.
+pub fn peer_address(fd: impl AsFd) -> io::Result<SocketAddr> {
+    let address = rustix::net::getpeername(fd)?.ok_or(io::ErrorKind::NotConnected)?;
+    Ok(SocketAddr::try_from(address)?)
+}
+
+/// Sends small messages at once instead of waiting for more.
+pub fn set_no_delay(fd: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_tcp_nodelay(fd, true)?)
+}
+
+/// Probes a silent connection: first after `idle`, then every `interval`; after `count` lost probes it is broken.
+pub fn set_keepalive(fd: impl AsFd, idle: Duration, interval: Duration, count: u32) -> io::Result<()> {
+    sockopt::set_tcp_keepidle(&fd, idle)?;
+    sockopt::set_tcp_keepintvl(&fd, interval)?;
+    sockopt::set_tcp_keepcnt(&fd, count)?;
+    Ok(sockopt::set_socket_keepalive(&fd, true)?)
+}

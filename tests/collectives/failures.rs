@@ -1,0 +1,146 @@
+//! Ranks that are gone, silent, late or done: every rank gets an error that names them, in time.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use phalanx::testing;
+use phalanx::types::{Error, ReduceOp};
+
+use crate::support::{TRANSPORTS, on_world};
+
+/// Large enough for several segments, small enough to be quick.
+const COUNTS: [usize; 2] = [3, 400_000];
+
+#[test]
+fn a_rank_that_vanishes_is_named_by_all_others_at_once() {
+    for kind in TRANSPORTS {
+        for size in [2, 4, 5] {
+            for count in COUNTS {
+                let victim = size - 1;
+                let over = Barrier::new(size);
+                let outcomes = on_world(kind, size, |comm| {
+                    let mut data = vec![1f32; count];
+                    comm.allreduce(&mut data, ReduceOp::Sum).expect("all are there");
+                    over.wait();
+                    if comm.rank() == victim {
+                        testing::vanish(&comm);
+                        return None;
+                    }
+                    let since = Instant::now();
+                    let outcome = comm.allreduce(&mut data, ReduceOp::Sum);
+                    let again = comm.barrier();
+                    Some((outcome, again, since.elapsed()))
+                });
+                for (rank, outcome) in outcomes.into_iter().enumerate().take(victim) {
+                    let (outcome, again, took) = outcome.expect("a survivor");
+                    for outcome in [outcome, again] {
+                        let Err(Error::PeerFailed { rank: named, .. }) = &outcome else {
+                            panic!("{kind}, rank {rank} of {size}: {outcome:?}");
+                        };
+                        assert_eq!(*named, victim, "{kind}, rank {rank} of {size}: {outcome:?}");
+                    }
+                    assert!(took < Duration::from_secs(1), "{kind}, rank {rank} of {size}: took {took:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_vanished_before_the_first_message_is_named() {
+    for kind in TRANSPORTS {
+        let gone = Barrier::new(3);
+        let outcomes = on_world(kind, 3, |comm| {
+            if comm.rank() == 1 {
+                testing::vanish(&comm);
+            }
+            gone.wait();
+            if comm.rank() == 1 { Ok(()) } else { comm.barrier() }
+        });
+        for rank in [0, 2] {
+            let outcome = &outcomes[rank];
+            assert!(matches!(outcome, Err(Error::PeerFailed { rank: 1, .. })), "{kind}, rank {rank}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn a_silent_rank_is_named_at_the_deadline_and_learns_of_it() {
+    for kind in TRANSPORTS {
+        for count in COUNTS {
+            let over = Barrier::new(4);
+            let outcomes = on_world(kind, 4, |comm| {
+                let comm = comm.with_timeout(Duration::from_millis(300));
+                let mut data = vec![1f32; count];
+                comm.allreduce(&mut data, ReduceOp::Sum).expect("all are there");
+                let since = Instant::now();
+                if comm.rank() == 2 {
+                    over.wait();
+                    // What the others gave up, the late rank gives up too, at once.
+                    let late = comm.allreduce(&mut data, ReduceOp::Sum);
+                    return (late, since.elapsed(), comm.barrier());
+                }
+                let outcome = comm.allreduce(&mut data, ReduceOp::Sum);
+                let took = since.elapsed();
+                over.wait();
+                (outcome, took, comm.barrier())
+            });
+            for (rank, (outcome, took, after)) in outcomes.into_iter().enumerate() {
+                let Err(Error::Timeout { waiting_for, operation, .. }) = &outcome else {
+                    panic!("{kind}, rank {rank}, {count} elements: {outcome:?}");
+                };
+                assert!(waiting_for.contains(&2), "{kind}, rank {rank}: {outcome:?}");
+                assert!(operation.contains("allreduce"), "{outcome:?}");
+                assert!(took < Duration::from_millis(1300), "{kind}, rank {rank}: took {took:?}");
+                assert_eq!(after, Ok(()), "{kind}, rank {rank}: does not go on");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_said_goodbye_has_not_failed_but_cannot_take_part() {
+    for kind in TRANSPORTS {
+        let outcomes = on_world(kind, 3, |comm| {
+            comm.allreduce(&mut [1u8; 3], ReduceOp::Max).expect("all are there");
+            if comm.rank() == 0 {
+                comm.shutdown();
+                return comm.barrier();
+            }
+            // Ranks 1 and 2 have all they need from each other.
+            let pair = comm.subgroup(&[1, 2]).expect("a valid list").expect("a member");
+            pair.allreduce(&mut [1u8; 3], ReduceOp::Max).expect("rank 0 is not needed");
+            comm.barrier()
+        });
+        assert!(matches!(outcomes[0], Err(Error::Closed { .. })), "{kind}: {:?}", outcomes[0]);
+        for outcome in &outcomes[1..] {
+            let text = outcome.as_ref().unwrap_err().to_string();
+            assert!(matches!(outcome, Err(Error::PeerFailed { rank: 0, .. })), "{kind}: {text}");
+            assert!(text.contains("shut"), "{kind}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_group_without_the_lost_rank_goes_on() {
+    for kind in TRANSPORTS {
+        let gone = Barrier::new(4);
+        on_world(kind, 4, |comm| {
+            let half = comm.split(Some(comm.rank() as u64 / 2), 0).expect("a split").expect("a colour");
+            comm.barrier().expect("all are there");
+            if comm.rank() == 3 {
+                testing::vanish(&comm);
+                gone.wait();
+                return;
+            }
+            gone.wait();
+            assert!(comm.barrier().is_err(), "{kind}: the world has lost a rank");
+            let outcome = half.allreduce(&mut [1i64; 9], ReduceOp::Sum);
+            if comm.rank() < 2 {
+                assert_eq!(outcome, Ok(()), "{kind}: a whole group");
+            } else {
+                assert!(matches!(outcome, Err(Error::PeerFailed { rank: 1, .. })), "{kind}: {outcome:?}");
+            }
+        });
+    }
+}

@@ -1,0 +1,9 @@
+//! Collectives over real transports, with ranks as threads of the test: results, mismatches, failures, groups, handles.
+
+mod failures;
+mod groups;
+mod handles;
+mod matrix;
+mod mismatches;
+mod order;
+mod support;

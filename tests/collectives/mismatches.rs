@@ -1,0 +1,166 @@
+//! Different calls at the same place: an error on every rank that shows both calls, and a communicator that goes on.
+
+use phalanx::types::{Algorithm, DataType, Error, ReduceOp, Reduction, Result};
+use phalanx::{Call, Communicator};
+
+use crate::support::{TRANSPORTS, on_world};
+
+/// Makes a call on memory that is large enough for any of the calls here.
+fn make(comm: &Communicator, call: &Call) -> Result<()> {
+    let (input, mut output) = (vec![0u8; 1 << 22], vec![0u8; 1 << 22]);
+    let source =
+        if call.collective() == phalanx::types::Collective::Broadcast { std::ptr::null() } else { input.as_ptr() };
+    // SAFETY: both buffers outlive the call and are larger than any call of these tests needs.
+    unsafe { comm.run(call, source, output.as_mut_ptr()) }
+}
+
+/// Rank 1 makes another call than the others; all must learn of it, at that call or at the next, and then go on.
+fn expect_mismatch(what: &str, usual: &Call, odd: &Call) {
+    for kind in TRANSPORTS {
+        for size in [2, 3, 4] {
+            let errors = on_world(kind, size, |comm| {
+                let first = make(&comm, if comm.rank() == 1 { odd } else { usual });
+                let mut told = first.err();
+                // A rank that was done before the mismatch showed reports it at a later call.
+                for _ in 0..4 {
+                    let next = comm.allreduce(&mut [1u32; 4], ReduceOp::Sum);
+                    told = told.or(next.err());
+                }
+                let mut sum = [1u32; 4];
+                let went_on = comm.allreduce(&mut sum, ReduceOp::Sum).map(|()| sum);
+                (told, went_on)
+            });
+            for (rank, (told, went_on)) in errors.into_iter().enumerate() {
+                let place = format!("{what}, {kind}, rank {rank} of {size}");
+                let Some(Error::Mismatch { ours, theirs, .. }) = &told else {
+                    panic!("{place}: not told of the mismatch but {told:?}");
+                };
+                assert!(ours.0 == 1 || theirs.0 == 1, "{place}: does not name rank 1: {told:?}");
+                assert_ne!(ours.1, theirs.1, "{place}");
+                assert_eq!(went_on, Ok([size as u32; 4]), "{place}: does not go on");
+            }
+        }
+    }
+}
+
+fn sum(dtype: DataType, count: usize) -> Call {
+    Call::allreduce(dtype, count, ReduceOp::Sum)
+}
+
+#[test]
+fn types() {
+    expect_mismatch("type", &sum(DataType::F32, 100), &sum(DataType::I32, 100));
+}
+
+#[test]
+fn counts_small_and_large() {
+    expect_mismatch("count", &sum(DataType::F32, 100), &sum(DataType::F32, 101));
+    expect_mismatch("large count", &sum(DataType::F32, 1 << 19), &sum(DataType::F32, (1 << 19) + 1));
+    expect_mismatch("small for large", &sum(DataType::F32, 1 << 19), &sum(DataType::F32, 1));
+}
+
+#[test]
+fn operations_and_scales() {
+    expect_mismatch("op", &sum(DataType::F32, 9), &Call::allreduce(DataType::F32, 9, ReduceOp::Max));
+    let scaled = Reduction::new(ReduceOp::Sum).prescale(0.5);
+    expect_mismatch("scale", &sum(DataType::F32, 9), &Call::allreduce(DataType::F32, 9, scaled));
+}
+
+#[test]
+fn roots() {
+    let broadcast = |root| Call::broadcast(DataType::F32, 64, root);
+    expect_mismatch("root of broadcast", &broadcast(0), &broadcast(1));
+    let large = |root| Call::broadcast(DataType::F32, 1 << 18, root);
+    expect_mismatch("root of large broadcast", &large(0), &large(1));
+    let reduce = |root| Call::reduce(DataType::F32, 64, ReduceOp::Sum, root);
+    expect_mismatch("root of reduce", &reduce(0), &reduce(1));
+}
+
+#[test]
+fn kinds() {
+    expect_mismatch("kind", &sum(DataType::F32, 64), &Call::allgather(DataType::F32, 64));
+    expect_mismatch("barrier for allreduce", &sum(DataType::F32, 64), &Call::barrier());
+}
+
+#[test]
+fn block_lengths() {
+    for kind in TRANSPORTS {
+        let errors = on_world(kind, 3, |comm| {
+            let counts = if comm.rank() == 1 { [2, 3, 1] } else { [1, 3, 2] };
+            let call = Call::allgatherv(DataType::I64, &counts);
+            make(&comm, &call)
+        });
+        for error in errors {
+            assert!(matches!(error, Err(Error::Mismatch { .. })), "{kind}: {error:?}");
+        }
+    }
+}
+
+/// Only the two ranks of an exchange know its length. That they differ is found between them, and told to all.
+#[test]
+fn lengths_of_an_exchange() {
+    for kind in TRANSPORTS {
+        let errors = on_world(kind, 3, |comm| {
+            let send = [4, 4, 4];
+            let mut recv = [4, 4, 4];
+            if comm.rank() == 2 {
+                recv[0] = 5;
+            }
+            let exchange = make(&comm, &Call::alltoallv(DataType::I16, &send, &recv));
+            let next = comm.barrier();
+            exchange.and(next)
+        });
+        for (rank, error) in errors.into_iter().enumerate() {
+            assert!(matches!(error, Err(Error::Mismatch { .. })), "{kind}, rank {rank}: {error:?}");
+        }
+    }
+}
+
+#[test]
+fn algorithms_forced_apart() {
+    for kind in TRANSPORTS {
+        let errors = on_world(kind, 3, |comm| {
+            let algorithm = if comm.rank() == 1 { Algorithm::Ring } else { Algorithm::TwoShot };
+            comm.with_algorithm(Some(algorithm)).allreduce(&mut [1f32; 50], ReduceOp::Sum)
+        });
+        for error in errors {
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains("ring") && text.contains("two_shot"), "{kind}: {text}");
+        }
+    }
+}
+
+#[test]
+fn order_of_calls() {
+    for kind in TRANSPORTS {
+        let errors = on_world(kind, 3, |comm| {
+            let (first, second) = (sum(DataType::F32, 8), Call::allgather(DataType::F32, 8));
+            let swapped = comm.rank() == 2;
+            let outcomes = [
+                make(&comm, if swapped { &second } else { &first }),
+                make(&comm, if swapped { &first } else { &second }),
+            ];
+            (outcomes, comm.barrier())
+        });
+        for (outcomes, after) in errors {
+            for outcome in outcomes {
+                let text = outcome.unwrap_err().to_string();
+                assert!(text.contains("allreduce(") && text.contains("allgather("), "{kind}: {text}");
+            }
+            assert_eq!(after, Ok(()), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn messages_of_different_lengths() {
+    for kind in TRANSPORTS {
+        let errors = on_world(kind, 2, |comm| match comm.rank() {
+            0 => comm.send(&[1u8; 100_000], 1, 7),
+            _ => comm.recv(&mut [0u8; 4], 0, 7),
+        });
+        for error in errors {
+            assert!(matches!(error, Err(Error::Mismatch { .. })), "{kind}: {error:?}");
+        }
+    }
+}
