@@ -8,8 +8,8 @@ use super::key;
 use super::stream::Stream;
 use super::wire_key;
 use crate::types::{Deadline, Error, Generation};
-use crate::wire::handshake::{self, JobKey};
-use crate::wire::rendezvous::{self, Frames, Join, MemberRecord, Message, Reason, Refusal, Session};
+use crate::wire::handshake::{Hello, Identity, Initiator, JobKey, Purpose, Refusal};
+use crate::wire::rendezvous::{self, Frames, Join, MemberRecord, Message, Reason, Rejection, Session};
 
 /// What this member brings.
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ pub(super) struct Table {
 pub(super) enum Failure {
     /// Trying again may help: the server may not be there yet.
     Again(String),
+    /// What listens there is not this job's server.
+    Stranger(Error),
     /// It will not.
     Final(Error),
 }
@@ -82,16 +84,24 @@ pub(super) fn until_deadline<T>(
     loop {
         let why = match attempt() {
             Ok(done) => return Ok(done),
-            Err(Failure::Final(error)) => return Err(error),
+            Err(Failure::Final(error) | Failure::Stranger(error)) => return Err(error),
             Err(Failure::Again(why)) => why,
         };
         let now = Instant::now();
         if deadline.has_passed(now) {
             return Err(timed_out(why, now - began));
         }
-        std::thread::sleep(pause.min(deadline.remaining(now)));
+        rest(pause.min(deadline.remaining(now)));
         pause = (pause * 2).min(LAST_PAUSE);
     }
+}
+
+/// Lets time pass. There is no event to wait for: a port that nobody listens at, or a file on another host's disk, does
+/// not tell when that changes.
+fn rest(length: Duration) {
+    let length = rustix::event::Timespec { tv_sec: length.as_secs() as i64, tv_nsec: length.subsec_nanos().into() };
+    // A signal may end it early: the next attempt is made a little sooner.
+    let _ = rustix::event::poll(&mut [], Some(&length));
 }
 
 /// One attempt to meet at `place`.
@@ -100,17 +110,7 @@ pub(super) fn meet(place: &Place, newcomer: &Newcomer, deadline: Deadline) -> Re
     let mut wire = Wire { stream, deadline };
     let again = |what: &str, error: io::Error| Failure::Again(format!("{place}: {what}: {error}"));
     let key = receive_key(place, &mut wire, newcomer)?;
-    let nonce = key::random().map_err(Failure::Final)?;
-    wire.write(&handshake::greeting(&nonce)).map_err(|error| again("greeting", error))?;
-    let mut answer = [0; handshake::ANSWER];
-    wire.read_exact(&mut answer).map_err(|error| again("the server closed or was silent", error))?;
-    let Some(proof) = handshake::proof(&key, &nonce, &answer) else {
-        return Err(Failure::Final(Error::environment(
-            format!("what listens at {place} does not know this job's key"),
-            "give all ranks of the job the same key, and see that no other job listens there",
-        )));
-    };
-    wire.write(&proof).map_err(|error| again("proof", error))?;
+    authenticate(place, &mut wire, &key, newcomer)?;
     let patience = deadline.remaining(Instant::now());
     let join = Message::Join(Join {
         version: rendezvous::VERSION,
@@ -123,7 +123,7 @@ pub(super) fn meet(place: &Place, newcomer: &Newcomer, deadline: Deadline) -> Re
     let began = Instant::now();
     let (generation, members) = match receive_answer(&mut wire, newcomer) {
         Ok(Message::Table { generation, members }) => (Generation(generation), members),
-        Ok(Message::Refusal(refusal)) => return Err(refused(place, refusal)),
+        Ok(Message::Rejection(rejection)) => return Err(rejected(place, rejection)),
         Ok(Message::Join(_)) => return Err(gone(place, newcomer, "it broke the protocol".into())),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
             return Err(Failure::Final(silent(place, newcomer, began.elapsed())));
@@ -131,6 +131,49 @@ pub(super) fn meet(place: &Place, newcomer: &Newcomer, deadline: Deadline) -> Re
         Err(error) => return Err(gone(place, newcomer, error.to_string())),
     };
     Ok(Table { key, generation, members })
+}
+
+/// Proves the key to the server, after the server has proved it.
+fn authenticate(place: &Place, wire: &mut Wire, key: &JobKey, newcomer: &Newcomer) -> Result<(), Failure> {
+    let hello = Hello {
+        job: key.job(),
+        generation: handshake_identity(key).generation,
+        from: u32::try_from(newcomer.member.rank)
+            .map_err(|_| Failure::Final(Error::internal("a rank beyond 32 bits")))?,
+        to: handshake_identity(key).rank,
+        purpose: Purpose::Rendezvous,
+        attempt: 0,
+        nonce: key::random().map_err(Failure::Final)?,
+    };
+    let mut machine = Initiator::new(key, &hello);
+    let mut buffer = [0; 256];
+    loop {
+        // What it says after an error is for the other side; it may be gone.
+        let output = machine.poll_output();
+        wire.write(&output).map_err(|error| Failure::Again(format!("{place}: {error}")))?;
+        let wanted = machine.wanted().min(buffer.len());
+        if wanted == 0 {
+            return Ok(());
+        }
+        let arrived = &mut buffer[..wanted];
+        wire.read_exact(arrived).map_err(|error| Failure::Again(format!("{place}: during the handshake: {error}")))?;
+        if let Err(error) = machine.handle_input(arrived) {
+            let _ = wire.write(&machine.poll_output());
+            let hint = match error.refusal {
+                Refusal::Version { .. } => "install the same version of Phalanx everywhere",
+                _ => "give all ranks of the job the same key, and see that no other job listens there",
+            };
+            return Err(Failure::Stranger(Error::environment(
+                format!("{place} is not this job's rendezvous: {error}"),
+                hint,
+            )));
+        }
+    }
+}
+
+/// What the server of the rendezvous is in the handshake: no rank, and of no generation yet.
+pub(super) fn handshake_identity(key: &JobKey) -> Identity {
+    Identity { job: key.job(), generation: Generation(0), rank: u32::MAX }
 }
 
 fn dial(place: &Place, deadline: Deadline) -> Result<Stream, Failure> {
@@ -190,8 +233,8 @@ fn receive_answer(wire: &mut Wire, newcomer: &Newcomer) -> io::Result<Message> {
     }
 }
 
-fn refused(place: &Place, refusal: Refusal) -> Failure {
-    let Refusal { reason, waited, ranks, what, hint } = refusal;
+fn rejected(place: &Place, rejection: Rejection) -> Failure {
+    let Rejection { reason, waited, ranks, what, hint } = rejection;
     Failure::Final(match reason {
         Reason::Stale => return Failure::Again(format!("{place}: {what}")),
         Reason::Conflict => Error::environment(what, hint),

@@ -146,7 +146,9 @@ pub fn launch(variables: &Variables, settings: &Settings) -> Result<Launch> {
         pmi_fd: variables.get(launchers::PMI_FD).and_then(|fd| fd.parse().ok()).filter(|fd| *fd >= 0),
         notes,
     };
-    if launch.size > 1 {
+    if launch.size == 1 {
+        (launch.local_rank, launch.local_size) = (Some(0), Some(1));
+    } else {
         launch.rendezvous = rendezvous(variables, settings, &launch)?;
     }
     Ok(launch)
@@ -197,9 +199,12 @@ fn claim_of_phalanx(variables: &Variables) -> Result<Option<Claim>> {
     }))
 }
 
-/// The claim of the innermost launcher, with its group; and notes on what was passed over.
-fn claim_of_launchers(variables: &Variables) -> Result<(Option<(Claim, &'static Group)>, Vec<String>)> {
-    let mut claims: Vec<(Claim, &'static Group)> = Vec::new();
+/// A launcher's claim, with the group it was read from.
+type Known = (Claim, &'static Group);
+
+/// The claim of the innermost launcher, and notes on what was passed over.
+fn claim_of_launchers(variables: &Variables) -> Result<(Option<Known>, Vec<String>)> {
+    let mut claims: Vec<Known> = Vec::new();
     let mut half_set = Vec::new();
     for group in GROUPS {
         if group.launcher == Launcher::Slurm && !launchers::is_started_by_srun(variables) {
@@ -235,13 +240,18 @@ fn claim_of_launchers(variables: &Variables) -> Result<(Option<(Claim, &'static 
             best = at;
         }
     }
-    let (chosen, group) = claims.swap_remove(best);
+    let (mut chosen, group) = claims.swap_remove(best);
     for (claim, _) in &claims {
         let differs = (claim.rank, claim.size) != (chosen.rank, chosen.size);
+        if !differs {
+            // One of them may know more.
+            chosen.local_rank = chosen.local_rank.or(claim.local_rank);
+            chosen.local_size = chosen.local_size.or(claim.local_size);
+        }
         if differs && claim.size > 1 && claim.depth == chosen.depth {
             return Err(Error::environment(
                 format!("{}'s {} contradict {}'s {}", chosen.launcher, chosen.shown, claim.launcher, claim.shown),
-                format!("unset those that are left over, or set {} and {}", variables::RANK.name, variables::SIZE.name),
+                "unset those that are left over from elsewhere",
             ));
         }
         if differs {
@@ -299,10 +309,10 @@ fn nothing_half_said(variables: &Variables) -> Result<()> {
 }
 
 fn check_local(claim: &Claim) -> Result<()> {
-    let Claim { rank, size, local_rank, local_size, launcher, shown, .. } = claim;
+    let Claim { size, local_rank, local_size, launcher, shown, .. } = claim;
     let wrong = match (local_rank, local_size) {
-        (Some(local_rank), Some(local_size)) => local_rank >= local_size || local_size > size || local_rank > rank,
-        (Some(local_rank), None) => local_rank > rank,
+        (Some(local_rank), Some(local_size)) => local_rank >= local_size || local_size > size,
+        (Some(local_rank), None) => local_rank >= size,
         (None, Some(local_size)) => local_size > size,
         (None, None) => false,
     };
@@ -314,7 +324,7 @@ fn check_local(claim: &Claim) -> Result<()> {
                 show(local_rank),
                 show(local_size)
             ),
-            "expected local rank < local size <= size, and local rank <= rank",
+            "expected local rank < local size <= size",
         ));
     }
     Ok(())

@@ -1,14 +1,19 @@
 //! Meeting the others, in each of the ways.
 
-use std::time::Duration;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::client::{self, Newcomer, Place, Table};
+use super::client::{self, Failure, Newcomer, Place, Table};
 use super::config::Config;
 use super::environment::{Launch, Rendezvous};
-use super::key;
+use super::pmi::{Pmi, PmiError};
+use super::pmix::{self, PmixError};
+use super::publication::{self, Publication};
 use super::server::{Bind, Options, RendezvousServer};
-use super::variables;
+use super::{file, key, local, variables};
 use crate::membership::Roster;
+use crate::transport::listen::ListenAddresses;
 use crate::types::{Deadline, Error, Generation, Result};
 use crate::wire::handshake::JobKey;
 use crate::wire::rendezvous::{self, MemberRecord, Session};
@@ -22,8 +27,18 @@ pub struct Introduction {
     pub host: Vec<u8>,
 }
 
+impl Introduction {
+    /// That of a member that can be reached at `addresses`.
+    pub fn new(addresses: &ListenAddresses) -> Self {
+        Introduction { addresses: addresses.encode(), host: format!("{:?}", addresses.host).into_bytes() }
+    }
+}
+
 /// The session of a rendezvous at a place that all ranks were told: there is nobody to give out a number.
 const NO_SESSION: Session = [0; 16];
+
+/// The most bytes that are put into PMIx.
+const MAX_PMIX_LINE: usize = 4096;
 
 /// Meets all other ranks and returns the table of all, at the latest at `deadline`.
 ///
@@ -51,14 +66,17 @@ pub fn join(config: &Config, introduction: Introduction, deadline: Deadline) -> 
         host_name: host_name(),
         addresses: introduction.addresses,
     };
-    let meeting = Meeting { config, member, key: key::given(&config.settings.key)?, deadline };
+    let meeting = Meeting { config, member, key: key::given(&config.settings.key)?, deadline, began: Instant::now() };
     let table = match rendezvous {
         _ if *size == 1 => meeting.alone()?,
         Rendezvous::Alone => return Err(Error::internal(format!("rank {rank} of {size} was told to be alone"))),
         Rendezvous::Tcp { address, hosted_by_launcher } => meeting.at_address(address, *hosted_by_launcher)?,
         Rendezvous::Unix { name, hosted_by_launcher } => meeting.at_socket(name, *hosted_by_launcher)?,
+        Rendezvous::Local => meeting.at_socket(&local::socket_name(&config.launch), false)?,
+        Rendezvous::File(path) => meeting.through_file(path)?,
+        Rendezvous::Pmi => meeting.through_pmi()?,
+        Rendezvous::Pmix => meeting.through_pmix()?,
         Rendezvous::Unknown { why, hint } => return Err(Error::environment(why, hint)),
-        _ => return Err(Error::internal("not built yet")),
     };
     Roster::from_records(*rank, *size, table.key, table.generation, table.members).map_err(Error::internal)
 }
@@ -68,6 +86,7 @@ struct Meeting<'a> {
     member: MemberRecord,
     key: Option<JobKey>,
     deadline: Deadline,
+    began: Instant,
 }
 
 impl Meeting<'_> {
@@ -106,6 +125,132 @@ impl Meeting<'_> {
         let table = self.meet(Place::Unix(name.into()), self.key.clone(), NO_SESSION, !hosted_by_launcher);
         drop(server);
         table
+    }
+
+    /// Through a file that all ranks see.
+    fn through_file(self, path: &Path) -> Result<Table> {
+        if self.rank() == 0 {
+            let (server, publication) = self.serve_and_tell(|publication| file::write(path, publication))?;
+            let table = self.meet(Place::AnyOf(publication.addresses), Some(server.1), publication.session, true);
+            drop(server.0);
+            return table;
+        }
+        // What is in the file may be left over from an earlier run: until the deadline it is read again.
+        client::until_deadline(
+            self.deadline,
+            || {
+                let publication = file::read(path).map_err(Failure::Again)?;
+                let key = self.key.clone().or(publication.key);
+                let key = key.ok_or_else(|| Failure::Again(format!("{} has no key", path.display())))?;
+                let newcomer = self.newcomer(Some(key), publication.session, true);
+                client::meet(&Place::AnyOf(publication.addresses), &newcomer, self.deadline).map_err(|failure| {
+                    match failure {
+                        Failure::Stranger(error) => Failure::Again(error.to_string()),
+                        failure => failure,
+                    }
+                })
+            },
+            |why, waited| unreached(true, why, waited),
+        )
+    }
+
+    /// Through the launcher's PMI service.
+    fn through_pmi(self) -> Result<Table> {
+        let fd = self.config.launch.pmi_fd.ok_or_else(|| self.no_service("PMI", "PMI_FD is not set"))?;
+        let failed = |error| match error {
+            PmiError::Unusable(why) => self.no_service("PMI", &why),
+            PmiError::Barrier => self.not_all_entered("PMI"),
+        };
+        let mut pmi = Pmi::begin(fd, self.deadline).map_err(failed)?;
+        let served = if self.rank() == 0 {
+            Some(self.serve_and_tell(|publication| pmi.put(&publication.encode(pmi.max_value())).map_err(failed))?)
+        } else {
+            None
+        };
+        let line = pmi.meet().map_err(failed)?;
+        pmi.finish().map_err(failed)?;
+        let table = self.meet_as_told("PMI", &line);
+        drop(served);
+        table
+    }
+
+    /// Through the launcher's PMIx service.
+    fn through_pmix(self) -> Result<Table> {
+        let failed = |error| match error {
+            PmixError::Unusable(why) => self.no_service("PMIx", &why),
+            PmixError::Fence => self.not_all_entered("PMIx"),
+        };
+        let mut line = None;
+        let served = if self.rank() == 0 {
+            Some(self.serve_and_tell(|publication| {
+                line = Some(publication.encode(MAX_PMIX_LINE));
+                Ok(())
+            })?)
+        } else {
+            None
+        };
+        let line = pmix::exchange(line, self.deadline).map_err(failed)?;
+        let table = self.meet_as_told("PMIx", &line);
+        drop(served);
+        table
+    }
+
+    fn meet_as_told(&self, service: &str, line: &str) -> Result<Table> {
+        let publication = Publication::decode(line).map_err(|why| self.no_service(service, &why))?;
+        let key = self.key.clone().or(publication.key);
+        let key = key.ok_or_else(|| self.no_service(service, "rank 0 was given a key, this rank was not"))?;
+        self.meet(Place::AnyOf(publication.addresses), Some(key), publication.session, true)
+    }
+
+    fn no_service(&self, service: &str, why: &str) -> Error {
+        Error::environment(
+            format!("the ranks cannot meet through the launcher's {service} service: {why}"),
+            format!(
+                "set {}=host:port, which all ranks reach and where rank 0 listens, and {}; on one host set {0}=local",
+                variables::RENDEZVOUS.name,
+                variables::KEY_FILE.name
+            ),
+        )
+    }
+
+    /// The service does not say who is missing.
+    fn not_all_entered(&self, service: &str) -> Error {
+        Error::Timeout {
+            operation: "rendezvous".into(),
+            waiting_for: (0..self.size()).filter(|&rank| rank != self.rank()).collect(),
+            waited: self.began.elapsed(),
+            detail: format!("some of these did not come; {service} does not say which").into(),
+        }
+    }
+
+    /// Rank 0's part where it tells the others itself: a server somewhere, and `tell` with how to reach it.
+    fn serve_and_tell<T: Send + 'static>(
+        &self,
+        tell: impl FnOnce(&Publication) -> Result<T>,
+    ) -> Result<((RendezvousServer, JobKey), Publication)> {
+        let settings = &self.config.settings;
+        let session: Session = key::random()?;
+        let made = if self.key.is_some() { None } else { Some(key::new_key()?) };
+        let key = made.clone().or_else(|| self.key.clone()).ok_or_else(|| Error::internal("no key"))?;
+        // What was told is taken back before anybody knows that all are there: whoever comes again then must not
+        // find it.
+        let told: Arc<Mutex<Option<T>>> = Arc::default();
+        let taken_back = told.clone();
+        let on_complete = Box::new(move || drop(taken_back.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        let server = RendezvousServer::start_with(Options {
+            size: self.size(),
+            key: key.clone(),
+            bind: publication::bind(settings)?,
+            session,
+            deadline: None,
+            repeat: false,
+            on_complete: Some(on_complete),
+        })?;
+        let port = server.port().ok_or_else(|| Error::internal("a TCP server without a port"))?;
+        let addresses = publication::reachable(settings, server.address(), port)?;
+        let publication = Publication { session, key: made, addresses };
+        *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(tell(&publication)?);
+        Ok(((server, key), publication))
     }
 
     fn key_for_network(&self, place: &str) -> Result<JobKey> {

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::settings::{KeySource, key_from_hex};
+use super::settings::KeySource;
 use super::variables;
 use crate::types::{Error, Result};
 use crate::wire::handshake::JobKey;
@@ -59,7 +59,7 @@ fn from_file(path: &Path) -> Result<JobKey> {
     }
     let mut text = String::new();
     file.by_ref().take(4096).read_to_string(&mut text).map_err(|error| failed(error.to_string()))?;
-    key_from_hex(&text).map_err(failed)
+    JobKey::from_hex(&text).map_err(failed)
 }
 
 /// What to do when there is no key and there must be one.
@@ -105,6 +105,6 @@ mod tests {
     fn keys_differ_and_are_not_printed() {
         let key = new_key().unwrap();
         assert_ne!(key, new_key().unwrap());
-        assert!(!format!("{key:?}").contains(&format!("{:02x}{:02x}", key.as_bytes()[0], key.as_bytes()[1])));
+        assert!(!format!("{key:?}").contains(&key.to_hex()[..8]));
     }
 }

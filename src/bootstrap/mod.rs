@@ -11,9 +11,14 @@
 mod client;
 mod config;
 mod environment;
+mod file;
 mod join;
 mod key;
 mod launchers;
+mod local;
+mod pmi;
+mod pmix;
+mod publication;
 mod server;
 mod settings;
 mod stream;
@@ -28,4 +33,3 @@ pub use launchers::{Launcher, foreign_variables};
 pub use server::{Bind, RendezvousServer};
 pub use settings::{KeySource, Settings, settings};
 pub use variables::{Variable, Variables, variables, variables_as_help, variables_as_markdown};
-

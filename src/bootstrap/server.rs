@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
+use super::client::handshake_identity;
 use super::key;
 use super::stream::{Listener, Stream};
 use super::wire_key;
 use crate::membership::{Gathering, Outcome, Tell};
 use crate::types::{Deadline, Error, Generation, Result};
-use crate::wire::handshake::{self, JobKey};
+use crate::wire::handshake::{JobKey, Purpose, Refusal, Responder};
 use crate::wire::rendezvous::{Frames, MAX_JOIN_FRAME, Message, Session};
 
 /// How long a connection may take to prove the key and join. Long enough for a member on a loaded machine.
@@ -220,10 +221,8 @@ fn listen_everywhere(port: u16) -> io::Result<Listener> {
 
 /// How far a connection has come.
 enum Stage {
-    /// Its greeting is read.
-    Greeting(Vec<u8>),
-    /// Its proof is read.
-    Proof(Vec<u8>, [u8; 32]),
+    /// Both sides prove the key.
+    Handshake(Box<Responder>),
     /// Its join is read.
     Join(Frames),
     /// It is told to wait.
@@ -357,10 +356,12 @@ impl Server {
             let oldest = strangers.map(|(id, _)| *id).next();
             oldest.and_then(|id| self.connections.remove(&id));
         }
+        let Ok(nonce) = key::random() else { return };
         let id = self.next;
         self.next += 1;
         let until = Some(now + STRANGER_PATIENCE);
-        let stage = Stage::Greeting(Vec::with_capacity(handshake::GREETING));
+        let responder = Responder::new(&self.options.key, handshake_identity(&self.options.key), nonce);
+        let stage = Stage::Handshake(Box::new(responder));
         self.connections.insert(id, Connection { stream, stage, until, outgoing, written: 0 });
         self.handle_ready(now, id);
     }
@@ -370,7 +371,7 @@ impl Server {
         let mut joins = None;
         let result = connection
             .write()
-            .and_then(|()| connection.read(&self.options.key, self.options.size, &mut joins))
+            .and_then(|()| connection.read(self.options.size, &mut joins))
             .and_then(|()| connection.write());
         if let Some(message) = joins {
             connection.stage = Stage::Joined;
@@ -450,12 +451,11 @@ impl Connection {
     }
 
     /// Reads what is there, up to a whole join. The error says why the connection is of no more use.
-    fn read(&mut self, key: &JobKey, size: usize, joins: &mut Option<Message>) -> Result<(), String> {
+    fn read(&mut self, size: usize, joins: &mut Option<Message>) -> Result<(), String> {
         let mut buffer = [0u8; MAX_JOIN_FRAME + 4];
         loop {
             let wanted = match &self.stage {
-                Stage::Greeting(read) => handshake::GREETING - read.len(),
-                Stage::Proof(read, _) => handshake::PROOF - read.len(),
+                Stage::Handshake(machine) => machine.wanted().min(buffer.len()),
                 Stage::Join(frames) => frames.wanted().map_err(|error| error.to_string())?,
                 Stage::Joined | Stage::Told => 1,
             };
@@ -468,25 +468,29 @@ impl Connection {
             };
             let arrived = &buffer[..count];
             match &mut self.stage {
-                Stage::Greeting(read) => {
-                    read.extend_from_slice(arrived);
-                    if read.len() == handshake::GREETING {
-                        let nonce = key::random().map_err(|error| error.to_string())?;
-                        let (answer, expected) =
-                            handshake::answer(key, read, &nonce).ok_or("it does not speak this protocol")?;
-                        self.outgoing.push_back(answer.into());
-                        self.write()?;
-                        self.stage = Stage::Proof(Vec::with_capacity(handshake::PROOF), expected);
-                    }
-                }
-                Stage::Proof(read, expected) => {
-                    read.extend_from_slice(arrived);
-                    if read.len() == handshake::PROOF {
-                        if !handshake::is_proven(expected, read) {
-                            return Err("it does not know the job's key".into());
+                Stage::Handshake(machine) => {
+                    let outcome = machine.handle_input(arrived);
+                    let is_member = match machine.to_decide() {
+                        Some(hello) if hello.purpose == Purpose::Rendezvous => {
+                            machine.accept();
+                            true
                         }
+                        Some(_) => {
+                            machine.refuse(Refusal::Transport);
+                            false
+                        }
+                        None => false,
+                    };
+                    let output = machine.poll_output();
+                    if !output.is_empty() {
+                        self.outgoing.push_back(output.into());
+                    }
+                    if is_member {
                         self.stage = Stage::Join(Frames::new(MAX_JOIN_FRAME));
                     }
+                    // What it is told on failure fits into its socket, or it will not know why.
+                    self.write()?;
+                    outcome.map_err(|error| error.to_string())?;
                 }
                 Stage::Join(frames) => {
                     frames.push(arrived);

@@ -110,7 +110,7 @@ impl Reader<'_> {
 }
 
 fn key(read: &Reader<'_>) -> Result<KeySource> {
-    let given = read.with(variables::KEY, key_from_hex)?;
+    let given = read.with(variables::KEY, JobKey::from_hex)?;
     let file = read.with(variables::KEY_FILE, |text| Ok(PathBuf::from(text)))?;
     match (given, file) {
         (None, None) => Ok(KeySource::None),
@@ -121,23 +121,6 @@ fn key(read: &Reader<'_>) -> Result<KeySource> {
             "unset one of them",
         )),
     }
-}
-
-/// A key from 64 hexadecimal digits. The error does not repeat them.
-pub(super) fn key_from_hex(text: &str) -> Result<JobKey, String> {
-    let digits = text.trim().as_bytes();
-    let mut bytes = [0u8; 32];
-    if digits.len() != 2 * bytes.len() {
-        return Err(format!("expected 64 hexadecimal digits, found {} characters", digits.len()));
-    }
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        let digit = |at: usize| pair.get(at).and_then(|c| (*c as char).to_digit(16));
-        let (Some(high), Some(low)) = (digit(0), digit(1)) else {
-            return Err("expected 64 hexadecimal digits, found another character".into());
-        };
-        *byte = (high * 16 + low) as u8;
-    }
-    Ok(JobKey::from_bytes(bytes))
 }
 
 /// Seconds, or a number with a unit.

@@ -4,15 +4,15 @@
 
 use crate::wire::handshake::JobKey;
 
-const MAGIC: [u8; 4] = *b"PHK1";
+const MAGIC: &str = "PHK1";
 
 /// How many bytes that takes.
-pub(super) const BYTES: usize = 36;
+pub(super) const BYTES: usize = 4 + 64;
 
 pub(super) fn encode(key: &JobKey) -> Vec<u8> {
-    [&MAGIC[..], key.as_bytes()].concat()
+    format!("{MAGIC}{}", key.to_hex()).into_bytes()
 }
 
 pub(super) fn decode(bytes: &[u8; BYTES]) -> Option<JobKey> {
-    bytes.strip_prefix(&MAGIC)?.try_into().ok().map(JobKey::from_bytes)
+    JobKey::from_hex(std::str::from_utf8(bytes).ok()?.strip_prefix(MAGIC)?).ok()
 }

@@ -7,6 +7,7 @@ mod explain;
 mod guard;
 mod logging;
 mod run;
+mod workers;
 
 use std::ffi::OsString;
 use std::io::Write;

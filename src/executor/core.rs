@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::channel::{Channel, is_point_to_point};
 use super::completion::Completion;
@@ -10,7 +10,7 @@ use super::engine::Dial;
 use super::operation::{Message, Operation, Work};
 use super::scratch::ScratchPool;
 use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendRequest, Token};
-use crate::types::{CommunicatorId, Error, Result, Signature, Tag, TransportKind};
+use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag, TransportKind};
 use crate::wire::notice::Notice;
 
 /// A peer, by world rank.
@@ -54,6 +54,10 @@ struct Slot {
     uses: u32,
     operation: Option<Operation>,
 }
+
+/// How long a step may wait before the peers it waits for are told. Ranks are often a few milliseconds apart; one that is
+/// this late may be in another call, where nobody would send a message to show it.
+const TELL_AFTER: Duration = Duration::from_millis(100);
 
 /// A token is a slot (20 bits), its uses (24 bits) and an instruction number (20 bits).
 mod token {
@@ -174,10 +178,11 @@ impl Core {
             refusal = Some(Error::invalid("too many operations in flight, or too many ranks in one step"));
         }
         if let Some(cause) = refusal {
+            // Known from now on, so that the others' echo of it is no news.
+            channel.abort(tag.sequence, &cause);
             completion.finish(Err(cause.clone()), work.keep.take());
             return self.tell_abort(tag, &cause);
         }
-        let signature = work.signature;
         // SAFETY: the caller's promise.
         let operation = unsafe { Operation::new(work, tag, completion.clone(), now, &mut self.pool) };
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -185,10 +190,11 @@ impl Core {
             self.slots.len() - 1
         });
         self.slots[slot].uses = self.slots[slot].uses.wrapping_add(1) & 0xff_ffff;
+        let differs = early.into_iter().find(|(_, theirs)| !operation.agrees_with(theirs));
         self.slots[slot].operation = Some(operation);
         self.by_tag.insert(tag, slot);
         self.active += 1;
-        if let Some(&(from, theirs)) = early.iter().find(|(_, theirs)| *theirs != signature) {
+        if let Some((from, theirs)) = differs {
             return self.fail_with_mismatch(slot, from, theirs);
         }
         self.run_steps(slot);
@@ -229,7 +235,9 @@ impl Core {
         let Some(operation) = &self.slots[slot].operation else {
             return Ok(());
         };
-        let (tag, signature, token) = (operation.tag, operation.signature, token::new(slot, uses, number));
+        let (Message::Send { bytes, .. } | Message::Recv { bytes, .. }) = &message;
+        let (tag, token) = (operation.tag, token::new(slot, uses, number));
+        let signature = operation.message_signature(*bytes);
         let (peer, request) = match message {
             Message::Send { peer, source, bytes } => {
                 (peer, Request::Send(SendRequest { tag, signature, source, bytes, token }))
@@ -316,8 +324,10 @@ impl Core {
             Event::Sent(token) | Event::Received(token) => self.handle_complete(token),
             Event::Early { tag, signature } => self.handle_early(peer, tag, signature),
             Event::Mismatch { tag, theirs } => {
-                if let Some(&slot) = self.by_tag.get(&tag) {
-                    self.fail_with_mismatch(slot, peer, theirs);
+                match self.by_tag.get(&tag) {
+                    Some(&slot) => self.fail_with_mismatch(slot, peer, theirs),
+                    // The operation has ended here since.
+                    None => self.handle_early(peer, tag, theirs),
                 }
             }
             Event::Notice(frame) => match Notice::decode(&frame.0) {
@@ -329,6 +339,7 @@ impl Core {
                 Some(Notice::PeerFailed { detail, .. }) => {
                     self.lose(peer, format!("it gave this rank up: {detail}").into(), false);
                 }
+                Some(Notice::Waiting { tag, signature }) => self.handle_early(peer, tag, signature),
                 None => self.lose(peer, "it sent a garbled notice".into(), true),
             },
             Event::Goodbye => {
@@ -371,14 +382,19 @@ impl Core {
             return self.notify(peer, notice);
         }
         if let Some(&slot) = self.by_tag.get(&tag) {
-            let matches = self.slots[slot].operation.as_ref().is_none_or(|here| here.signature == signature);
+            let matches = self.slots[slot].operation.as_ref().is_none_or(|here| here.agrees_with(&signature));
             if !matches {
                 self.fail_with_mismatch(slot, peer, signature);
             }
         } else if tag.sequence >= channel.next_sequence {
             channel.remember_early(tag.sequence, peer, signature);
         } else if let Some(ours) = channel.ended_call(tag.sequence)
-            && ours != signature
+            // The counts of an alltoall may be those of single exchanges.
+            && ours != (if ours.collective == Collective::Alltoall {
+                Signature { count: ours.count, ..signature }
+            } else {
+                signature
+            })
         {
             let cause =
                 Error::Mismatch { sequence: tag.sequence, ours: (channel.rank, ours), theirs: (from, signature) };
@@ -424,10 +440,11 @@ impl Core {
         let Some(channel) = self.channels.get(&operation.tag.communicator) else {
             return;
         };
+        let from = channel.rank_of(peer).unwrap_or(peer);
         let cause = Error::Mismatch {
             sequence: operation.tag.sequence,
-            ours: (channel.rank, operation.signature),
-            theirs: (channel.rank_of(peer).unwrap_or(peer), theirs),
+            ours: (channel.rank, operation.call_towards(from)),
+            theirs: (from, theirs),
         };
         self.fail(slot, cause, true);
     }
@@ -521,43 +538,50 @@ impl Core {
         }
     }
 
-    /// Fails what can no longer end: operations past their deadline, and those that wait for a peer that said goodbye.
-    /// Called when nothing moves.
+    /// Looks after operations that do not move: fails those past their deadline and those that wait for a peer that
+    /// said goodbye; tells peers that have been waited for long. Called when nothing moves.
     pub fn check(&mut self, now: Instant) {
         for slot in 0..self.slots.len() {
-            let Some(operation) = &self.slots[slot].operation else {
-                continue;
-            };
-            let Some(channel) = self.channels.get(&operation.tag.communicator) else {
-                continue;
-            };
-            let waiting_for = operation.waiting_for();
-            let departed = waiting_for
-                .iter()
-                .copied()
+            let Some(operation) = &mut self.slots[slot].operation else { continue };
+            let Some(channel) = self.channels.get(&operation.tag.communicator) else { continue };
+            let since = *operation.step_seen.get_or_insert(now);
+            let departed = operation
+                .waiting_for()
+                .into_iter()
                 .find(|&rank| matches!(self.peers[channel.members[rank]], Peer::Connected { left: true, .. }));
             if let Some(rank) = departed {
                 let operation = operation.signature.to_string().into();
                 let detail = "it shut its communicator down without taking part".into();
                 self.fail(slot, Error::PeerFailed { rank, operation, detail }, true);
             } else if operation.deadline.has_passed(now) {
-                let links: Vec<_> = waiting_for
-                    .iter()
-                    .map(|&rank| match &self.peers[channel.members[rank]] {
-                        Peer::Connected { endpoint, .. } => endpoint.link().to_string(),
-                        Peer::Dialling(_) => "not connected".into(),
-                        Peer::Unconnected | Peer::Gone(_) => "no link".into(),
-                    })
-                    .take(8)
-                    .collect();
-                let cause = Error::Timeout {
-                    operation: operation.signature.to_string().into(),
-                    waited: now.saturating_duration_since(operation.started),
-                    waiting_for,
-                    detail: links.join(", ").into(),
-                };
+                let cause = self.timeout(slot, now);
                 self.fail(slot, cause, true);
+            } else if !operation.step_told && now.duration_since(since) >= TELL_AFTER {
+                operation.step_told = true;
+                let (tag, signature, own) = (operation.tag, operation.signature, channel.rank);
+                let peers: Vec<_> = operation.waiting_for().iter().map(|&rank| channel.members[rank]).collect();
+                let notice = frame(&Notice::Waiting { tag, signature }, own);
+                peers.into_iter().for_each(|peer| self.notify(peer, notice.clone()));
             }
+        }
+    }
+
+    /// The error of an operation whose deadline has passed.
+    fn timeout(&self, slot: usize, now: Instant) -> Error {
+        let Some(operation) = &self.slots[slot].operation else { return Error::internal("no operation to time out") };
+        let waiting_for = operation.waiting_for();
+        let members = self.channels.get(&operation.tag.communicator).map(|channel| channel.members.clone());
+        let link = |rank: usize| match members.as_ref().map(|members| &self.peers[members[rank]]) {
+            Some(Peer::Connected { endpoint, .. }) => endpoint.link().to_string(),
+            Some(Peer::Dialling(_)) => "not connected yet".into(),
+            _ => "no link".into(),
+        };
+        let links: Vec<_> = waiting_for.iter().take(8).map(|&rank| link(rank)).collect();
+        Error::Timeout {
+            operation: operation.signature.to_string().into(),
+            waited: now.saturating_duration_since(operation.started),
+            waiting_for,
+            detail: links.join(", ").into(),
         }
     }
 
@@ -571,9 +595,13 @@ impl Core {
         }
     }
 
-    /// The next moment at which [`check`](Self::check) has something to do.
-    pub fn next_deadline(&self) -> Option<crate::types::Deadline> {
-        self.slots.iter().filter_map(|slot| slot.operation.as_ref()).map(|operation| operation.deadline).min()
+    /// How long nothing may happen before [`check`](Self::check) has something to do; `None`: for ever.
+    pub fn time_to_check(&self, now: Instant) -> Option<Duration> {
+        let time = |operation: &Operation| {
+            let deadline = operation.deadline.remaining(now);
+            if operation.step_told { deadline } else { deadline.min(TELL_AFTER) }
+        };
+        self.slots.iter().filter_map(|slot| slot.operation.as_ref()).map(time).min()
     }
 
     /// Whether nothing can move until a peer acts.
@@ -594,6 +622,14 @@ impl Core {
             if let Peer::Connected { endpoint, .. } = peer {
                 endpoint.say_goodbye();
             }
+        }
+    }
+
+    /// Drops every connection without a word.
+    pub fn vanish(&mut self) {
+        self.closed = true;
+        for peer in 0..self.peers.len() {
+            self.lose(peer, "this rank vanished".into(), false);
         }
     }
 

@@ -21,6 +21,16 @@ pub trait Sleep: Send + Sync {
     fn kick(&self);
 }
 
+impl Sleep for crate::transport::sleep::Sleeper {
+    fn sleep(&self, timeout: Duration) {
+        self.sleep(timeout);
+    }
+
+    fn kick(&self) {
+        self.kick();
+    }
+}
+
 /// Makes connections.
 pub trait Dial: Send {
     /// Begins to connect to a world rank, without blocking. The outcome goes to [`Engine::handle_connection`].
@@ -199,6 +209,15 @@ impl Engine {
         completion.outcome()
     }
 
+    /// Drops every connection without goodbye, as a process that dies does. Operations in flight fail.
+    pub fn vanish(&self) {
+        let mut state = self.shared.lock();
+        state.core.vanish();
+        self.shared.after_change(&mut state);
+        drop(state);
+        self.shared.sleeper.kick();
+    }
+
     /// Gives an operation up on every rank. Its memory is free when this returns.
     pub fn give_up(&self, completion: &Arc<Completion>, cause: Error) {
         let mut state = self.shared.lock();
@@ -336,8 +355,8 @@ impl Shared {
                 state = self.let_in(state, false);
                 continue;
             }
-            let deadlines = [limit, state.core.next_deadline()].into_iter().flatten();
-            let sleep = deadlines.map(|deadline| deadline.remaining(now)).fold(MAX_SLEEP, Duration::min);
+            let limits = [limit.map(|limit| limit.remaining(now)), state.core.time_to_check(now)];
+            let sleep = limits.into_iter().flatten().fold(MAX_SLEEP, Duration::min);
             drop(state);
             self.sleeper.sleep(sleep);
             state = self.lock();

@@ -19,6 +19,8 @@ mod core;
 mod engine;
 mod operation;
 mod scratch;
+#[cfg(test)]
+mod simulation;
 
 pub use completion::Completion;
 pub use engine::{Dial, Engine, EngineConfig, Sleep};

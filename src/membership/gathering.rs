@@ -13,7 +13,7 @@
 use std::time::{Duration, Instant};
 
 use crate::types::{Deadline, Generation};
-use crate::wire::rendezvous::{self, Join, MemberRecord, Message, Reason, Refusal, Session};
+use crate::wire::rendezvous::{self, Join, MemberRecord, Message, Reason, Rejection, Session};
 
 /// The same message for some connections. The server forgets a connection when all it was told has been written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Outcome {
     /// All came.
     Complete,
     /// They did not come together.
-    Refused(Refusal),
+    Rejected(Rejection),
 }
 
 #[derive(Clone, Debug)]
@@ -78,17 +78,17 @@ impl Gathering {
         if join.session != self.session {
             // It read an address that an earlier attempt left behind. That is no reason to refuse the others.
             let what = "this is another attempt of the job than the one that was asked for";
-            let refusal = self.refusal(now, Reason::Stale, vec![join.member.rank], what, "try again");
-            return Some(Tell { connections: vec![connection], message: Message::Refusal(refusal) });
+            let rejection = self.rejection(now, Reason::Stale, vec![join.member.rank], what, "try again");
+            return Some(Tell { connections: vec![connection], message: Message::Rejection(rejection) });
         }
         match &self.outcome {
-            Some(Outcome::Refused(refusal)) => {
-                return Some(Tell { connections: vec![connection], message: Message::Refusal(refusal.clone()) });
+            Some(Outcome::Rejected(rejection)) => {
+                return Some(Tell { connections: vec![connection], message: Message::Rejection(rejection.clone()) });
             }
             Some(Outcome::Complete) => {
                 let what = format!("rank {} came after all {} ranks were there", join.member.rank, self.arrivals.len());
-                let refusal = self.refusal(now, Reason::Conflict, vec![join.member.rank], what, ONE_EACH);
-                return Some(Tell { connections: vec![connection], message: Message::Refusal(refusal) });
+                let rejection = self.rejection(now, Reason::Conflict, vec![join.member.rank], what, ONE_EACH);
+                return Some(Tell { connections: vec![connection], message: Message::Rejection(rejection) });
             }
             None => {}
         }
@@ -120,8 +120,8 @@ impl Gathering {
             }
         };
         if let Some((what, hint)) = conflict {
-            let refusal = self.refusal(now, Reason::Conflict, vec![rank], what, hint);
-            return Some(self.refuse(refusal, Some(connection)));
+            let rejection = self.rejection(now, Reason::Conflict, vec![rank], what, hint);
+            return Some(self.reject(rejection, Some(connection)));
         }
         let theirs = Deadline::after(now, join.patience.saturating_sub(margin(join.patience)));
         self.deadline = Some(self.deadline.map_or(theirs, |ours| ours.min(theirs)));
@@ -144,14 +144,14 @@ impl Gathering {
         let missing = self.missing();
         let what =
             format!("{} left before all ranks had come ({how}); not there: {}", describe(&gone.member), list(&missing));
-        let refusal = self.refusal(
+        let rejection = self.rejection(
             now,
             Reason::Lost,
             vec![gone.member.rank],
             what,
             "look at the output of the rank that left; restart the job",
         );
-        Some(self.refuse(refusal, None))
+        Some(self.reject(rejection, None))
     }
 
     /// Time passed.
@@ -161,23 +161,30 @@ impl Gathering {
         }
         let missing = self.missing();
         let what = format!("{} of {} ranks came", self.arrived, self.arrivals.len());
-        let refusal = self.refusal(
+        let rejection = self.rejection(
             now,
             Reason::Missing,
             missing,
             what,
             "see that the missing ranks were started and can reach the rendezvous",
         );
-        Some(self.refuse(refusal, None))
+        Some(self.reject(rejection, None))
     }
 
     fn missing(&self) -> Vec<usize> {
         self.arrivals.iter().enumerate().filter(|(_, arrival)| arrival.is_none()).map(|(rank, _)| rank).collect()
     }
 
-    fn refusal(&self, now: Instant, reason: Reason, ranks: Vec<usize>, what: impl Into<String>, hint: &str) -> Refusal {
+    fn rejection(
+        &self,
+        now: Instant,
+        reason: Reason,
+        ranks: Vec<usize>,
+        what: impl Into<String>,
+        hint: &str,
+    ) -> Rejection {
         let waited = now.saturating_duration_since(self.began);
-        Refusal { reason, waited, ranks, what: what.into(), hint: hint.into() }
+        Rejection { reason, waited, ranks, what: what.into(), hint: hint.into() }
     }
 
     fn complete(&mut self) -> Tell {
@@ -191,11 +198,11 @@ impl Gathering {
         Tell { connections, message: Message::Table { generation: self.generation.0, members } }
     }
 
-    fn refuse(&mut self, refusal: Refusal, also: Option<u64>) -> Tell {
-        self.outcome = Some(Outcome::Refused(refusal.clone()));
+    fn reject(&mut self, rejection: Rejection, also: Option<u64>) -> Tell {
+        self.outcome = Some(Outcome::Rejected(rejection.clone()));
         let connections =
             self.arrivals.iter_mut().filter_map(Option::take).map(|arrival| arrival.connection).chain(also).collect();
-        Tell { connections, message: Message::Refusal(refusal) }
+        Tell { connections, message: Message::Rejection(rejection) }
     }
 }
 

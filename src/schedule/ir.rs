@@ -4,10 +4,18 @@ use crate::types::{Algorithm, Collective, Order};
 
 /// Which memory a span lies in.
 ///
-/// In-place plans name [`Buffer::Output`] alone. What an in-place buffer holds before and after:
+/// In-place plans name [`Buffer::Output`] and scratch alone. What an in-place buffer holds before and after:
 /// allreduce, broadcast, reduce: the whole; allgather: all blocks, this rank's own filled in; reduce_scatter: all
 /// blocks, this rank's own holding the result, the others unspecified; gather at the root, scatter at the root: all
-/// blocks, with the root's own in its place; alltoall: all blocks, equal lengths only.
+/// blocks, with the root's own in its place; gather and scatter elsewhere: this rank's block; alltoall: all blocks,
+/// equal lengths only.
+///
+/// Out of place, the output is: allreduce, broadcast: the whole, on every rank, the root of a broadcast included;
+/// reduce: the whole at the root; allgather, alltoall: all blocks; gather: all blocks at the root; reduce_scatter,
+/// scatter: this rank's block. The input of a broadcast and of a scatter is read at the root only.
+///
+/// The ranks of a reduce or gather that are not the root keep their buffers as they are, in place or not. What is sent
+/// never depends on whether a rank works in place, so that each may choose for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Buffer {
     /// The caller's input; never written.
@@ -38,6 +46,11 @@ impl Span {
     /// One past the last element.
     pub const fn end(&self) -> usize {
         self.start + self.count
+    }
+
+    /// `count` elements of this span, from its element `offset` on.
+    pub const fn part(&self, offset: usize, count: usize) -> Self {
+        Self { buffer: self.buffer, start: self.start + offset, count }
     }
 
     /// Whether the two spans share an element.
@@ -115,9 +128,9 @@ pub struct Schedule {
     pub steps: Vec<Step>,
     /// Elements of scratch it needs.
     pub scratch: usize,
-    /// Whether partial results travel between ranks (ring, trees, ...), or only raw contributions and finished
-    /// results do (direct algorithms). Where partial results travel, halves are widened to `f32` for the whole
-    /// operation, so that they are rounded once.
+    /// Whether partial results travel between ranks or wait in memory for the next receive (ring, trees, ...), or
+    /// only raw contributions and finished results do (direct algorithms). Where there are partial results, halves
+    /// are widened to `f32` for the whole operation, so that they are rounded once. The same on all ranks.
     pub partials_travel: bool,
 }
 

@@ -25,7 +25,8 @@ impl HostIdentity {
     pub fn current() -> io::Result<Self> {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        let boot = u128::from_str_radix(&digits, 16).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "boot id"))?;
+        let boot =
+            u128::from_str_radix(&digits, 16).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "boot id"))?;
         // The thread's own namespace: a thread may have entered another one than the process began in.
         let namespace = std::fs::metadata("/proc/thread-self/ns/net")?;
         let user = rustix::process::geteuid().as_raw();

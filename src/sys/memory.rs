@@ -38,7 +38,9 @@ impl Segment {
         let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
         let file_limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
         if bytes as u64 > memory.min(file_limit) {
-            let what = format!("{bytes} bytes of shared memory; the machine has {memory}, the file size limit is {file_limit}");
+            let what = format!(
+                "{bytes} bytes of shared memory; the machine has {memory}, the file size limit is {file_limit}"
+            );
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, what));
         }
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -54,7 +56,9 @@ impl Segment {
         match rustix::fs::fcntl_get_seals(&fd) {
             Ok(seals) if seals.contains(size_seals()) => {}
             Ok(_) => return refuse("the peer's memory segment is not sealed".into()),
-            Err(error) => return refuse(format!("the peer's descriptor is not a memory segment: {error}")),
+            Err(error) => {
+                return refuse(format!("the peer's descriptor is not a memory segment: {error}"));
+            }
         }
         let found = rustix::fs::fstat(&fd)?.st_size;
         if usize::try_from(found) != Ok(bytes) {
@@ -72,7 +76,10 @@ impl Segment {
         let page = page_bytes();
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         if bytes == 0 || !inside || !offset.is_multiple_of(page) || !bytes.is_multiple_of(page) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a mapping is a range of whole pages inside its segment"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a mapping is a range of whole pages inside its segment",
+            ));
         }
         Ok(())
     }
@@ -232,7 +239,8 @@ mod tests {
     #[test]
     fn foreign_descriptors_are_refused() {
         let page = page_bytes();
-        let unsealed = rustix::fs::memfd_create("phalanx-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let unsealed =
+            rustix::fs::memfd_create("phalanx-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, page as u64).unwrap();
         assert!(Segment::from_peer(unsealed, page).unwrap_err().to_string().contains("not sealed"));
 

@@ -40,7 +40,9 @@ pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
         // SAFETY: an entry's address is null or points to a socket address of its family.
-        let Some(address) = (unsafe { ip_address(entry.ifa_addr) }) else { continue };
+        let Some(address) = (unsafe { ip_address(entry.ifa_addr) }) else {
+            continue;
+        };
         // SAFETY: an entry's name is a string that ends with zero.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         let has = |flag: libc::c_int| entry.ifa_flags & flag as libc::c_uint != 0;

@@ -15,7 +15,8 @@ impl PidFd {
     /// Takes hold of a running process.
     pub fn open(process: u32) -> io::Result<Self> {
         let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("no process id: {process}")))?;
+        let pid =
+            pid.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("no process id: {process}")))?;
         Ok(Self(rustix::process::pidfd_open(pid, PidfdFlags::empty())?))
     }
 
@@ -65,7 +66,8 @@ fn cgroup_limit(root: &Path, memberships: &str) -> Option<f64> {
     let mut directory: PathBuf = root.join(path.trim_start_matches('/'));
     let mut tightest: Option<f64> = None;
     while directory.starts_with(root) {
-        if let Some(limit) = std::fs::read_to_string(directory.join("cpu.max")).ok().and_then(|text| parse_quota(&text)) {
+        if let Some(limit) = std::fs::read_to_string(directory.join("cpu.max")).ok().and_then(|text| parse_quota(&text))
+        {
             tightest = Some(tightest.map_or(limit, |other| other.min(limit)));
         }
         if !directory.pop() {

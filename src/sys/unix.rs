@@ -85,11 +85,7 @@ pub fn send_with_descriptors(fd: impl AsFd, bytes: &[u8], descriptors: &[Borrowe
 
 /// Receives up to `buffer.len()` bytes, and appends the descriptors that came with them. Returns how many bytes; 0 at
 /// the end of the stream. Never blocks.
-pub fn recv_with_descriptors(
-    fd: impl AsFd,
-    buffer: &mut [u8],
-    descriptors: &mut Vec<OwnedFd>,
-) -> io::Result<usize> {
+pub fn recv_with_descriptors(fd: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;

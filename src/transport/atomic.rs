@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 /// A word that several threads or processes change.
 pub(super) trait Word {
     fn load(&self, order: Ordering) -> u32;
-    fn store(&self, value: u32, order: Ordering);
     fn swap(&self, value: u32, order: Ordering) -> u32;
     /// Puts `new` in the place of `current`; whether that was what stood there.
     fn replace(&self, current: u32, new: u32) -> bool;
@@ -25,9 +24,6 @@ macro_rules! implement {
         impl Word for $word {
             fn load(&self, order: Ordering) -> u32 {
                 self.load(order)
-            }
-            fn store(&self, value: u32, order: Ordering) {
-                self.store(value, order);
             }
             fn swap(&self, value: u32, order: Ordering) -> u32 {
                 self.swap(value, order)

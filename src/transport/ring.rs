@@ -158,7 +158,10 @@ mod tests {
         writer.publish(10, &head);
         assert_eq!(reader.available(1, &head), Ok(10));
         head.store(9, Ordering::Relaxed);
-        assert_eq!(reader.available(11, &head).unwrap_err().to_string(), "the peer's head counter is 9; it can only be 10 to 16");
+        assert_eq!(
+            reader.available(11, &head).unwrap_err().to_string(),
+            "the peer's head counter is 9; it can only be 10 to 16"
+        );
         head.store(17, Ordering::Relaxed);
         assert!(reader.available(11, &head).is_err());
         head.store(u64::MAX, Ordering::Relaxed);

@@ -136,7 +136,7 @@ impl Sleeper {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
 
@@ -219,7 +219,7 @@ mod tests {
         sleeper.want_write(&ours, true).unwrap();
         let reader = std::thread::spawn(move || {
             let mut sink = vec![0; 1 << 20];
-            std::io::Read::read(&mut theirs, &mut sink).unwrap();
+            theirs.read(&mut sink).unwrap();
             theirs
         });
         sleeper.sleep(LONG);

@@ -14,6 +14,7 @@ const MAX_TEXT: usize = 512;
 
 const ABORT: u8 = 1;
 const PEER_FAILED: u8 = 2;
+const WAITING: u8 = 3;
 
 const MISMATCH: u8 = 0;
 const FAILED: u8 = 1;
@@ -35,6 +36,14 @@ pub enum Notice {
         rank: usize,
         /// How that was noticed.
         detail: String,
+    },
+    /// The sender has been waiting for the receiver in an operation for a while. Tells the call, in case that the
+    /// two are in different ones.
+    Waiting {
+        /// The operation.
+        tag: Tag,
+        /// The sender's call.
+        signature: Signature,
     },
 }
 
@@ -84,6 +93,12 @@ impl Notice {
                 out.u32(*rank);
                 out.text(detail);
             }
+            Notice::Waiting { tag, signature } => {
+                out.u8(WAITING);
+                out.u64(tag.communicator.0);
+                out.u64(tag.sequence);
+                out.0.extend_from_slice(&signature.encode());
+            }
         }
         out.0
     }
@@ -114,6 +129,10 @@ impl Notice {
                 Notice::Abort { tag, cause }
             }
             PEER_FAILED => Notice::PeerFailed { rank: from.u32()?, detail: from.text()?.to_string() },
+            WAITING => Notice::Waiting {
+                tag: Tag { communicator: CommunicatorId(from.u64()?), sequence: from.u64()? },
+                signature: Signature::decode(&from.array()?)?,
+            },
             _ => return None,
         };
         from.0.is_empty().then_some(notice)
@@ -212,6 +231,7 @@ mod tests {
             },
             Notice::Abort { tag, cause: Error::PeerFailed { rank: 5, operation: "x".into(), detail: "closed".into() } },
             Notice::PeerFailed { rank: 7, detail: "connection reset".into() },
+            Notice::Waiting { tag, signature },
         ]
     }
 

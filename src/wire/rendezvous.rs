@@ -8,7 +8,7 @@
 //! |---|---|---|---|
 //! | 1 | join | member | version u16, size u32, patience in ms u64, session 16 bytes, member |
 //! | 2 | table | server | generation u64, count u32, members in the order of ranks |
-//! | 3 | refusal | server | reason u8, waited in ms u64, ranks (count u32, each u32), what and hint (each length u16, UTF-8) |
+//! | 3 | rejection | server | reason u8, waited in ms u64, ranks (count u32, each u32), what and hint (each length u16, UTF-8) |
 //!
 //! A member is: rank u32, pid u32, host identity, host name, addresses; the last three each a length u16 and bytes.
 
@@ -24,7 +24,7 @@ pub const MAX_ADDRESSES: usize = 4096;
 /// The most bytes of a host's identity, and of its name.
 pub const MAX_HOST: usize = 256;
 
-/// The most bytes of a refusal's texts, each.
+/// The most bytes of a rejection's texts, each.
 pub const MAX_TEXT: usize = 1024;
 
 /// The most bytes a member takes in a frame.
@@ -35,13 +35,13 @@ pub const MAX_JOIN_FRAME: usize = 1 + 2 + 4 + 8 + 16 + MAX_MEMBER;
 
 const JOIN: u8 = 1;
 const TABLE: u8 = 2;
-const REFUSAL: u8 = 3;
+const REJECTION: u8 = 3;
 
 /// The most bytes of a frame from the server of a world of `size`.
 pub const fn max_answer_frame(size: usize) -> usize {
     let table = 1 + 8 + 4 + size.saturating_mul(MAX_MEMBER);
-    let refusal = 1 + 1 + 8 + 4 + size.saturating_mul(4) + 2 * (2 + MAX_TEXT);
-    if table > refusal { table } else { refusal }
+    let rejection = 1 + 1 + 8 + 4 + size.saturating_mul(4) + 2 * (2 + MAX_TEXT);
+    if table > rejection { table } else { rejection }
 }
 
 /// Tells one attempt to meet from an earlier one at the same place. All zeros where nobody can give one out.
@@ -96,7 +96,7 @@ impl Reason {
 
 /// The server's answer when there will be no table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct Rejection {
     /// Why.
     pub reason: Reason,
     /// How long the server had been waiting.
@@ -122,7 +122,7 @@ pub enum Message {
         members: Vec<MemberRecord>,
     },
     /// There will be no table.
-    Refusal(Refusal),
+    Rejection(Rejection),
 }
 
 /// What a peer sent is not a message.
@@ -156,8 +156,8 @@ impl Message {
                 put_u32(&mut out, members.len());
                 members.iter().for_each(|member| put_member(&mut out, member));
             }
-            Message::Refusal(Refusal { reason, waited, ranks, what, hint }) => {
-                out.push(REFUSAL);
+            Message::Rejection(Rejection { reason, waited, ranks, what, hint }) => {
+                out.push(REJECTION);
                 out.push(*reason as u8);
                 put_millis(&mut out, *waited);
                 put_u32(&mut out, ranks.len());
@@ -186,9 +186,9 @@ impl Message {
                 generation: u64::from_le_bytes(input.array()?),
                 members: input.list(max_size, Input::member)?,
             },
-            REFUSAL => {
+            REJECTION => {
                 let reason = input.u8()?;
-                Message::Refusal(Refusal {
+                Message::Rejection(Rejection {
                     reason: *Reason::ALL.get(reason as usize).ok_or(Malformed("unknown reason"))?,
                     waited: input.millis()?,
                     ranks: input.list(max_size, Input::u32)?,
@@ -379,7 +379,7 @@ mod tests {
             (any::<u64>(), prop::collection::vec(member(), 0..8))
                 .prop_map(|(generation, members)| Message::Table { generation, members }),
             (0..4usize, millis, prop::collection::vec(0..1000usize, 0..40), "[ -~é]{0,300}", "[ -~]{0,300}").prop_map(
-                |(reason, waited, ranks, what, hint)| Message::Refusal(Refusal {
+                |(reason, waited, ranks, what, hint)| Message::Rejection(Rejection {
                     reason: Reason::ALL[reason],
                     waited,
                     ranks,
@@ -442,14 +442,14 @@ mod tests {
     #[test]
     fn more_ranks_than_the_world_has_are_refused() {
         let ranks = (0..17).collect();
-        let refusal = Refusal {
+        let rejection = Rejection {
             reason: Reason::Missing,
             waited: Duration::ZERO,
             ranks,
             what: String::new(),
             hint: String::new(),
         };
-        let frame = Message::Refusal(refusal).encode();
+        let frame = Message::Rejection(rejection).encode();
         assert_eq!(Message::decode(&frame[4..], 16), Err(Malformed("too many ranks")));
         assert!(Message::decode(&frame[4..], 17).is_ok());
     }
@@ -457,7 +457,7 @@ mod tests {
     #[test]
     fn a_text_cannot_move_the_cursor() {
         let what = "rank\u{1b}[2J\n0".to_string();
-        let frame = Message::Refusal(Refusal {
+        let frame = Message::Rejection(Rejection {
             reason: Reason::Conflict,
             waited: Duration::ZERO,
             ranks: vec![],
@@ -465,7 +465,7 @@ mod tests {
             hint: String::new(),
         })
         .encode();
-        let Ok(Message::Refusal(refusal)) = Message::decode(&frame[4..], 1) else { panic!() };
-        assert_eq!(refusal.what, "rank [2J 0");
+        let Ok(Message::Rejection(rejection)) = Message::decode(&frame[4..], 1) else { panic!() };
+        assert_eq!(rejection.what, "rank [2J 0");
     }
 }

@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::{Bind, Config, Introduction, KeySource, Rendezvous, RendezvousServer, join, new_key};
-use crate::membership::Roster;
-use crate::types::{Deadline, Error, Generation, Result};
-use crate::wire::handshake::JobKey;
+use phalanx::bootstrap::{Bind, Config, Introduction, KeySource, Rendezvous, RendezvousServer, join, new_key};
+use phalanx::membership::Roster;
+use phalanx::types::{Deadline, Error, Generation, Result};
+use phalanx::wire::handshake::JobKey;
 
 fn key() -> JobKey {
     JobKey::from_bytes([0x5a; 32])

@@ -15,7 +15,9 @@ fn many_in_flight_complete_in_any_order_of_waiting() {
             let sizes = [1usize, 70_000, 3, 250_000, 0, 1000, 9];
             let mut pending: Vec<_> = sizes
                 .iter()
-                .map(|&count| comm.start_allreduce(vec![comm.rank() as u32 + 1; count], ReduceOp::Sum).expect("started"))
+                .map(|&count| {
+                    comm.start_allreduce(vec![comm.rank() as u32 + 1; count], ReduceOp::Sum).expect("started")
+                })
                 .collect();
             if comm.rank() == 1 {
                 pending.reverse();
@@ -115,8 +117,7 @@ fn a_scope_lends_buffers_and_waits_for_all() {
 fn threads_of_one_rank_may_wait_at_once() {
     for kind in TRANSPORTS {
         on_world(kind, 2, |comm| {
-            let groups: Vec<_> =
-                (0..4).map(|_| comm.subgroup(&[0, 1]).expect("a list").expect("a member")).collect();
+            let groups: Vec<_> = (0..4).map(|_| comm.subgroup(&[0, 1]).expect("a list").expect("a member")).collect();
             std::thread::scope(|scope| {
                 for group in &groups {
                     scope.spawn(move || {

@@ -5,7 +5,7 @@ use phalanx::schedule::algorithms_for;
 use phalanx::types::{Algorithm, Collective, DataType, ReduceOp};
 use phalanx::{Call, Communicator, TransportKind};
 
-use crate::support::{Guarded, TRANSPORTS, Seeded, elements, encode, input_value, on_hosts, on_world, reduced};
+use crate::support::{Guarded, Seeded, TRANSPORTS, elements, encode, input_value, on_hosts, on_world, reduced};
 
 const SIZES: [usize; 9] = [1, 2, 3, 4, 5, 7, 8, 9, 16];
 
@@ -49,8 +49,7 @@ impl Case {
     }
 
     fn op(&self) -> Option<ReduceOp> {
-        let reduces =
-            matches!(self.collective, Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter);
+        let reduces = matches!(self.collective, Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter);
         reduces.then_some(self.op)
     }
 

@@ -8,11 +8,8 @@ use crate::support::{TRANSPORTS, on_world};
 /// Makes a call on memory that is large enough for any of the calls here.
 fn make(comm: &Communicator, call: &Call) -> Result<()> {
     let (input, mut output) = (vec![0u8; 1 << 22], vec![0u8; 1 << 22]);
-    let source = if call.collective() == phalanx::types::Collective::Broadcast {
-        std::ptr::null()
-    } else {
-        input.as_ptr()
-    };
+    let source =
+        if call.collective() == phalanx::types::Collective::Broadcast { std::ptr::null() } else { input.as_ptr() };
     // SAFETY: both buffers outlive the call and are larger than any call of these tests needs.
     unsafe { comm.run(call, source, output.as_mut_ptr()) }
 }

@@ -1,29 +1,41 @@
-//! The arithmetic in its plainest form: one element at a time, every integer as an `i128`.
+//! The arithmetic in its plainest form: one element at a time, every integer as an `i128`, halves by the `half` crate.
 
 use crate::types::{DataType, Finish, ReduceOp};
 use half::{bf16, f16};
 
+/// `sources[0] op sources[1] op ...`, finished.
+pub(super) fn reduce(dtype: DataType, op: ReduceOp, sources: &[&[u8]], finish: Finish) -> Vec<u8> {
+    let logical = matches!(op, ReduceOp::LogicalAnd | ReduceOp::LogicalOr);
+    if sources.len() == 1 && finish.is_none() && dtype != DataType::Bool && !logical {
+        return sources[0].to_vec();
+    }
+    let mut result = Vec::new();
+    for index in 0..sources[0].len() / dtype.size() {
+        let mut value = load(dtype, sources[0], index);
+        if sources.len() == 1 && logical {
+            value = apply(op, dtype, value, value);
+        }
+        for source in &sources[1..] {
+            value = apply(op, dtype, value, load(dtype, source, index));
+        }
+        result.extend(store(dtype, settle(dtype, value, finish)));
+    }
+    result
+}
+
 /// One element, widened to the type that it is calculated in.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Value {
+enum Value {
     Single(f32),
     Double(f64),
     Integer(i128),
     Truth(bool),
 }
 
-/// Reads element `index`.
-///
-/// # Safety
-///
-/// `source` must be valid for reads of `index + 1` elements.
-pub(super) unsafe fn load(dtype: DataType, source: *const u8, index: usize) -> Value {
-    let mut bytes = [0; 8];
+fn load(dtype: DataType, source: &[u8], index: usize) -> Value {
     let size = dtype.size();
-    // SAFETY: the caller vouches for the element, and no element is longer than eight bytes.
-    unsafe { source.add(index * size).copy_to_nonoverlapping(bytes.as_mut_ptr(), size) };
-    let word = u64::from_ne_bytes(bytes);
-    let word = if cfg!(target_endian = "big") { word >> (64 - 8 * size) } else { word };
+    let bytes = &source[index * size..][..size];
+    let word = bytes.iter().rev().fold(0u64, |word, &byte| word << 8 | u64::from(byte));
     match dtype {
         DataType::F16 => Value::Single(f16::from_bits(word as u16).to_f32()),
         DataType::BF16 => Value::Single(bf16::from_bits(word as u16).to_f32()),
@@ -38,12 +50,8 @@ pub(super) unsafe fn load(dtype: DataType, source: *const u8, index: usize) -> V
     }
 }
 
-/// Writes element `index`; integers wrap, halves are rounded.
-///
-/// # Safety
-///
-/// `target` must be valid for writes of `index + 1` elements.
-pub(super) unsafe fn store(dtype: DataType, target: *mut u8, index: usize, value: Value) {
+/// The bytes of an element: integers wrap, halves are rounded.
+fn store(dtype: DataType, value: Value) -> Vec<u8> {
     let word = match (dtype, value) {
         (DataType::F16, Value::Single(value)) => u64::from(f16::from_f32(value).to_bits()),
         (DataType::BF16, Value::Single(value)) => u64::from(bf16::from_f32(value).to_bits()),
@@ -52,10 +60,7 @@ pub(super) unsafe fn store(dtype: DataType, target: *mut u8, index: usize, value
         (_, Value::Integer(value)) => value as u64,
         (_, Value::Truth(value)) => u64::from(value),
     };
-    let size = dtype.size();
-    let word = if cfg!(target_endian = "big") { word << (64 - 8 * size) } else { word };
-    // SAFETY: the caller vouches for the element, and no element is longer than eight bytes.
-    unsafe { target.add(index * size).copy_from_nonoverlapping(word.to_ne_bytes().as_ptr(), size) };
+    word.to_le_bytes()[..dtype.size()].to_vec()
 }
 
 /// An integer as the type would hold it.
@@ -72,7 +77,7 @@ fn wrap(dtype: DataType, value: i128) -> Value {
 }
 
 /// `left op right`.
-pub(super) fn apply(op: ReduceOp, dtype: DataType, left: Value, right: Value) -> Value {
+fn apply(op: ReduceOp, dtype: DataType, left: Value, right: Value) -> Value {
     use ReduceOp::*;
     match (left, right) {
         (Value::Single(a), Value::Single(b)) => {
@@ -151,7 +156,7 @@ pub(super) fn apply(op: ReduceOp, dtype: DataType, left: Value, right: Value) ->
 }
 
 /// Divides and multiplies as `finish` asks.
-pub(super) fn settle(dtype: DataType, value: Value, finish: Finish) -> Value {
+fn settle(dtype: DataType, value: Value, finish: Finish) -> Value {
     if finish.is_none() {
         return value;
     }

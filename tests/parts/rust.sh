@@ -1,0 +1,8 @@
+# The Rust tests: unit, documentation and integration tests of the root package.
+step 'rust: build' cargo test --locked --no-run
+step 'rust: library' cargo test --locked --lib
+step 'rust: documentation' cargo test --locked --doc
+for file in tests/*.rs tests/*/main.rs; do
+    name=${file#tests/} name=${name%/main.rs} name=${name%.rs}
+    step "rust: $name" cargo test --locked --test "$name"
+done

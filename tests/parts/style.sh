@@ -1,0 +1,4 @@
+# Formatting, lints, documentation: every warning is an error.
+step 'style: rustfmt' cargo fmt --all --check
+step 'style: clippy' cargo clippy --workspace --locked --all-targets -- -D warnings
+step 'style: rustdoc' env RUSTDOCFLAGS='-D warnings' cargo doc --workspace --locked --no-deps --document-private-items
