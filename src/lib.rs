@@ -39,7 +39,15 @@ pub mod executor;
 
 pub mod comm;
 
+pub mod launch;
+
+#[doc(hidden)]
+pub mod testing;
+
 // The public interface.
 pub use bootstrap::Config;
-pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics};
+pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, init, thread_world};
 pub use types::{Algorithm, DataType, Element, Error, Fault, ReduceOp, Reduction, Result, TransportKind};
+
+#[cfg(feature = "python")]
+pub mod python;

@@ -9,7 +9,8 @@ use super::pending::{Kept, Pending};
 use crate::executor::Work;
 use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
 use crate::types::{
-    Algorithm, Collective, CommunicatorId, Digest, Element, Error, ReduceOp, Reduction, Result, Signature, Tag,
+    Algorithm, Collective, CommunicatorId, DataType, Digest, Element, Error, ReduceOp, Reduction, Result, Signature,
+    Tag,
 };
 
 /// Blocking messages between two ranks. Messages of one tag between two ranks arrive in the order of their sends.
@@ -18,14 +19,15 @@ impl Communicator {
     /// when `data` may be changed again, which says nothing about the receiver.
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<()> {
         // SAFETY: borrowed until the wait below has ended; a send only reads.
-        let handle = unsafe { self.start_message(true, data.as_ptr().cast_mut(), data.len(), (to, tag), None)? };
+        let handle = unsafe { self.submit_send(T::DATA_TYPE, data.as_ptr().cast(), data.len(), (to, tag), None)? };
         handle.wait()
     }
 
     /// Receives into `data` from rank `from`.
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u32) -> Result<()> {
         // SAFETY: borrowed mutably until the wait below has ended.
-        let handle = unsafe { self.start_message(false, data.as_mut_ptr(), data.len(), (from, tag), None)? };
+        let handle =
+            unsafe { self.submit_recv(T::DATA_TYPE, data.as_mut_ptr().cast(), data.len(), (from, tag), None)? };
         handle.wait()
     }
 
@@ -43,16 +45,52 @@ impl Communicator {
         let (start, count) = (data.as_mut_ptr(), data.len());
         let keep = Some(Box::new(Kept::one(data)) as Box<dyn Any + Send>);
         // SAFETY: the vector's memory does not move with it; the operation keeps it alive, and nobody else reaches it.
-        Ok(Pending::new(unsafe { self.start_message(sends, start, count, link, keep)? }))
+        Ok(Pending::new(unsafe { self.start_message(sends, T::DATA_TYPE, start.cast(), count, link, keep)? }))
+    }
+
+    /// Starts to send `count` elements of raw memory to a rank under a tag. `keep` is kept alive until the operation
+    /// ends; without it the caller must wait for the handle at once.
+    ///
+    /// # Safety
+    ///
+    /// `data` must be valid for reads of `count` elements until the operation has ended.
+    pub unsafe fn submit_send(
+        &self,
+        dtype: DataType,
+        data: *const u8,
+        count: usize,
+        to: (usize, u32),
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Handle> {
+        // SAFETY: the caller's promise; a send only reads.
+        unsafe { self.start_message(true, dtype, data.cast_mut(), count, to, keep) }
+    }
+
+    /// Starts to receive `count` elements into raw memory, like [`submit_send`](Self::submit_send).
+    ///
+    /// # Safety
+    ///
+    /// `data` must be valid for writes of `count` elements, and used by nobody else, until the operation has ended.
+    pub unsafe fn submit_recv(
+        &self,
+        dtype: DataType,
+        data: *mut u8,
+        count: usize,
+        from: (usize, u32),
+        keep: Option<Box<dyn Any + Send>>,
+    ) -> Result<Handle> {
+        // SAFETY: the caller's promise.
+        unsafe { self.start_message(false, dtype, data, count, from, keep) }
     }
 
     /// # Safety
     ///
     /// `data` must be valid for `count` elements until the handle has ended, for writes too when receiving.
-    unsafe fn start_message<T: Element>(
+    unsafe fn start_message(
         &self,
         sends: bool,
-        data: *mut T,
+        dtype: DataType,
+        data: *mut u8,
         count: usize,
         (peer, tag): (usize, u32),
         keep: Option<Box<dyn Any + Send>>,
@@ -89,7 +127,7 @@ impl Communicator {
             tag: Tag { communicator: id, sequence },
             signature: Signature {
                 collective: Collective::SendRecv,
-                dtype: T::DATA_TYPE,
+                dtype,
                 op: None,
                 algorithm: Algorithm::Linear,
                 root: None,
@@ -97,12 +135,13 @@ impl Communicator {
                 digest: u64::from(tag),
             },
             schedule: Arc::new(schedule),
-            dtype: T::DATA_TYPE,
+            dtype,
             reduction: Arc::new(Reduction::new(ReduceOp::Sum)),
+            unequal: false,
             contributions: 1,
             input: std::ptr::null(),
             input_count: 0,
-            output: data.cast(),
+            output: data,
             output_count: count,
             deadline: self.deadline(),
             spoilt: None,
@@ -110,7 +149,7 @@ impl Communicator {
         };
         let detached = work.keep.is_some();
         let world = &self.inner.world;
-        world.count_operation(count * T::DATA_TYPE.size());
+        world.count_operation(count * dtype.size());
         // SAFETY: the caller's promise.
         let completion = unsafe { world.engine.submit(work, detached) };
         Ok(Handle { world: world.clone(), completion })

@@ -71,6 +71,15 @@ impl World {
     }
 }
 
+impl World {
+    /// Ends as a process that dies does, without goodbye.
+    pub fn vanish(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.engine.vanish();
+        self.connector.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+    }
+}
+
 impl Drop for World {
     fn drop(&mut self) {
         self.close();

@@ -21,6 +21,16 @@ pub trait Sleep: Send + Sync {
     fn kick(&self);
 }
 
+impl Sleep for crate::transport::sleep::Sleeper {
+    fn sleep(&self, timeout: Duration) {
+        self.sleep(timeout);
+    }
+
+    fn kick(&self) {
+        self.kick();
+    }
+}
+
 /// Makes connections.
 pub trait Dial: Send {
     /// Begins to connect to a world rank, without blocking. The outcome goes to [`Engine::handle_connection`].
@@ -197,6 +207,15 @@ impl Engine {
             self.shared.after_change(&mut state);
         }
         completion.outcome()
+    }
+
+    /// Drops every connection without goodbye, as a process that dies does. Operations in flight fail.
+    pub fn vanish(&self) {
+        let mut state = self.shared.lock();
+        state.core.vanish();
+        self.shared.after_change(&mut state);
+        drop(state);
+        self.shared.sleeper.kick();
     }
 
     /// Gives an operation up on every rank. Its memory is free when this returns.

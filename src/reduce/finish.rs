@@ -21,12 +21,21 @@ macro_rules! integers {
             // quotient is less than one anyhow.
             #[inline(always)]
             fn quotient(self, divisor: u64) -> Self {
-                (self as $float / divisor as $float) as Self
+                let quotient = self as $float / divisor as $float;
+                // SAFETY: the divisor is not zero, so that the quotient is a number no further from zero than `self`.
+                unsafe { quotient.to_int_unchecked() }
             }
 
+            // Every number of the type is exact in `f64`: the bounds can be applied before the conversion, which
+            // then has nothing to saturate.
             #[inline(always)]
             fn scaled(self, factor: f64) -> Self {
-                (self as f64 * factor) as Self
+                let product = f64::from(self) * factor;
+                let product = if product.is_nan() { 0.0 } else { product };
+                let product = if product < f64::from(Self::MIN) { f64::from(Self::MIN) } else { product };
+                let product = if product > f64::from(Self::MAX) { f64::from(Self::MAX) } else { product };
+                // SAFETY: the product is a number between the bounds of the type.
+                unsafe { product.to_int_unchecked() }
             }
         }
     )*};
@@ -40,11 +49,13 @@ integers! {
     u32 by f64;
 }
 
+// No float holds these exactly; the processor divides one after the other.
 impl Integer for i64 {
     #[inline(always)]
     fn quotient(self, divisor: u64) -> Self {
-        let quotient = (self.unsigned_abs() / divisor) as i64;
-        if self < 0 { -quotient } else { quotient }
+        // Of magnitudes, because the divisor may be too large for the type.
+        let quotient = (self.unsigned_abs() / divisor.max(1)) as i64;
+        if self < 0 { quotient.wrapping_neg() } else { quotient }
     }
 
     #[inline(always)]
@@ -56,7 +67,7 @@ impl Integer for i64 {
 impl Integer for u64 {
     #[inline(always)]
     fn quotient(self, divisor: u64) -> Self {
-        self / divisor
+        self / divisor.max(1)
     }
 
     #[inline(always)]
@@ -75,13 +86,13 @@ pub(super) unsafe fn integers(level: Level, dtype: DataType, target: *mut u8, co
     // SAFETY: the caller vouches for the elements and the level.
     unsafe {
         match dtype {
-            DataType::I8 => run::<i8, 32>(level, target, count, finish),
-            DataType::U8 => run::<u8, 32>(level, target, count, finish),
-            DataType::I16 => run::<i16, 16>(level, target, count, finish),
-            DataType::I32 => run::<i32, 16>(level, target, count, finish),
-            DataType::U32 => run::<u32, 16>(level, target, count, finish),
-            DataType::I64 => run::<i64, 8>(level, target, count, finish),
-            DataType::U64 => run::<u64, 8>(level, target, count, finish),
+            DataType::I8 => run::<i8>(level, target, count, finish),
+            DataType::U8 => run::<u8>(level, target, count, finish),
+            DataType::I16 => run::<i16>(level, target, count, finish),
+            DataType::I32 => run::<i32>(level, target, count, finish),
+            DataType::U32 => run::<u32>(level, target, count, finish),
+            DataType::I64 => run::<i64>(level, target, count, finish),
+            DataType::U64 => run::<u64>(level, target, count, finish),
             DataType::F16 | DataType::BF16 | DataType::F32 | DataType::F64 | DataType::Bool => {}
         }
     }
@@ -90,13 +101,13 @@ pub(super) unsafe fn integers(level: Level, dtype: DataType, target: *mut u8, co
 /// # Safety
 ///
 /// As for [`integers`].
-unsafe fn run<N: Integer, const LANES: usize>(level: Level, target: *mut u8, count: usize, finish: &Finish) {
+unsafe fn run<N: Integer>(level: Level, target: *mut u8, count: usize, finish: &Finish) {
     // SAFETY: the caller vouches for the elements and the level.
     unsafe {
         match level {
-            Level::Baseline => all::<N, LANES>(target, count, finish),
+            Level::Baseline => all::<N>(target, count, finish),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => all_by_avx2::<N, LANES>(target, count, finish),
+            Level::Avx2 => all_by_avx2::<N>(target, count, finish),
         }
     }
 }
@@ -106,26 +117,30 @@ unsafe fn run<N: Integer, const LANES: usize>(level: Level, target: *mut u8, cou
 /// As for [`integers`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn all_by_avx2<N: Integer, const LANES: usize>(target: *mut u8, count: usize, finish: &Finish) {
+unsafe fn all_by_avx2<N: Integer>(target: *mut u8, count: usize, finish: &Finish) {
     // SAFETY: the caller vouches for the elements.
-    unsafe { all::<N, LANES>(target, count, finish) }
+    unsafe { all::<N>(target, count, finish) }
 }
 
 /// # Safety
 ///
 /// As for [`integers`].
 #[inline(always)]
-unsafe fn all<N: Integer, const LANES: usize>(target: *mut u8, count: usize, finish: &Finish) {
+unsafe fn all<N: Integer>(target: *mut u8, count: usize, finish: &Finish) {
     // SAFETY: the caller vouches for the elements.
     unsafe {
         if finish.divisor > 1 {
-            each::<N, LANES>(target, count, |value| value.quotient(finish.divisor));
+            each::<N>(target, count, |value| value.quotient(finish.divisor));
         }
         if finish.factor != 1.0 {
-            each::<N, LANES>(target, count, |value| value.scaled(finish.factor));
+            each::<N>(target, count, |value| value.scaled(finish.factor));
         }
     }
 }
+
+/// An element at any address.
+#[repr(C, packed)]
+struct Unaligned<N>(N);
 
 /// Replaces each element by `change` of it.
 ///
@@ -133,18 +148,9 @@ unsafe fn all<N: Integer, const LANES: usize>(target: *mut u8, count: usize, fin
 ///
 /// As for [`integers`].
 #[inline(always)]
-unsafe fn each<N: Integer, const LANES: usize>(target: *mut u8, count: usize, change: impl Fn(N) -> N) {
-    let target = target.cast::<N>();
-    let whole = count - count % LANES;
-    for at in (0..whole).step_by(LANES) {
-        // SAFETY: `LANES` elements from `at` on lie within the `count` that the caller vouches for.
-        unsafe {
-            let chunk = target.add(at).cast::<[N; LANES]>();
-            chunk.write_unaligned(chunk.read_unaligned().map(&change));
-        }
-    }
-    for at in whole..count {
-        // SAFETY: as above, for one element.
-        unsafe { target.add(at).write_unaligned(change(target.add(at).read_unaligned())) };
+unsafe fn each<N: Integer>(target: *mut u8, count: usize, change: impl Fn(N) -> N) {
+    // SAFETY: the caller vouches for the elements, which need no alignment; no other slice reaches them meanwhile.
+    for element in unsafe { std::slice::from_raw_parts_mut(target.cast::<Unaligned<N>>(), count) } {
+        element.0 = change(element.0);
     }
 }

@@ -66,12 +66,12 @@ pub(super) fn select(level: Level, dtype: DataType, op: ReduceOp) -> Option<Kern
     match dtype {
         DataType::F16 => match level {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => floats::<HardF16, 32>(level, op),
-            Level::Baseline => floats::<F16, 32>(level, op),
+            Level::Avx2 => floats::<HardF16, 32, 8>(level, op),
+            Level::Baseline => floats::<F16, 32, 32>(level, op),
         },
-        DataType::BF16 => floats::<Bf16, 32>(level, op),
-        DataType::F32 => floats::<f32, 32>(level, op),
-        DataType::F64 => floats::<f64, 16>(level, op),
+        DataType::BF16 => floats::<Bf16, 32, 32>(level, op),
+        DataType::F32 => floats::<f32, 32, 32>(level, op),
+        DataType::F64 => floats::<f64, 16, 16>(level, op),
         DataType::I8 => integers::<i8, u8, 64>(level, op),
         DataType::U8 => integers::<u8, u8, 64>(level, op),
         DataType::I16 => integers::<i16, u16, 32>(level, op),
@@ -83,14 +83,16 @@ pub(super) fn select(level: Level, dtype: DataType, op: ReduceOp) -> Option<Kern
     }
 }
 
-fn floats<S: Storage, const LANES: usize>(level: Level, op: ReduceOp) -> Option<Kernels> {
+/// Operations that compare have lanes of their own: beyond one vector, the compiler ties the comparisons of `HardF16`
+/// in knots.
+fn floats<S: Storage, const LANES: usize, const COMPARED: usize>(level: Level, op: ReduceOp) -> Option<Kernels> {
     Some(match op {
         ReduceOp::Sum | ReduceOp::Average => kernels::<S, Sum, LANES>(level),
         ReduceOp::Product => kernels::<S, Product, LANES>(level),
-        ReduceOp::Min => kernels::<S, Min, LANES>(level),
-        ReduceOp::Max => kernels::<S, Max, LANES>(level),
-        ReduceOp::LogicalAnd => kernels::<S, LogicalAnd, LANES>(level),
-        ReduceOp::LogicalOr => kernels::<S, LogicalOr, LANES>(level),
+        ReduceOp::Min => kernels::<S, Min, COMPARED>(level),
+        ReduceOp::Max => kernels::<S, Max, COMPARED>(level),
+        ReduceOp::LogicalAnd => kernels::<S, LogicalAnd, COMPARED>(level),
+        ReduceOp::LogicalOr => kernels::<S, LogicalOr, COMPARED>(level),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::User => return None,
     })
 }
@@ -179,21 +181,22 @@ unsafe fn run<S: Storage, O: Operation<S::Number>, const LANES: usize>(
     range: Range<usize>,
     finish: &Finish,
 ) {
+    let Some((&first, rest)) = sources.split_first() else { return };
     let steps = steps(finish);
     let mut at = range.start;
     while range.end - at >= LANES {
         // SAFETY: `LANES` elements from `at` on lie within the range; the caller vouches for the rest.
-        unsafe { chunk::<S, O, LANES>(target, sources, at, steps) };
+        unsafe { chunk::<S, O, LANES>(target, first, rest, at, steps) };
         at += LANES;
     }
     while range.end - at >= 8 {
         // SAFETY: eight elements from `at` on lie within the range; the caller vouches for the rest.
-        unsafe { chunk::<S, O, 8>(target, sources, at, steps) };
+        unsafe { chunk::<S, O, 8>(target, first, rest, at, steps) };
         at += 8;
     }
     while at < range.end {
         // SAFETY: the element `at` lies within the range; the caller vouches for the rest.
-        unsafe { chunk::<S, O, 1>(target, sources, at, steps) };
+        unsafe { chunk::<S, O, 1>(target, first, rest, at, steps) };
         at += 1;
     }
 }
@@ -206,17 +209,19 @@ unsafe fn run<S: Storage, O: Operation<S::Number>, const LANES: usize>(
 #[inline(always)]
 unsafe fn chunk<S: Storage, O: Operation<S::Number>, const LANES: usize>(
     target: *mut u8,
-    sources: &[*const u8],
+    first: *const u8,
+    rest: &[*const u8],
     at: usize,
     steps: [Step; 2],
 ) {
-    let Some((first, rest)) = sources.split_first() else { return };
     let offset = at * S::SIZE;
     // SAFETY: the caller vouches for these elements of every source.
     let mut value = unsafe { S::read::<LANES>(first.add(offset)) };
     for source in rest {
-        // SAFETY: as above.
-        let other = unsafe { S::read::<LANES>(source.add(offset)) };
+        // Volatile, so that the compiler leaves this loop in peace: it would rather take a few sources at once and
+        // pick their elements one by one, and has to be kept to the lanes.
+        // SAFETY: the pointer comes from a slice, and the caller vouches for these elements of every source.
+        let other = unsafe { S::read::<LANES>(std::ptr::read_volatile(source).add(offset)) };
         for lane in 0..LANES {
             value[lane] = O::apply(value[lane], other[lane]);
         }

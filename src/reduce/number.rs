@@ -16,10 +16,10 @@ pub(super) trait Number: Copy {
     fn least(self, other: Self) -> Self;
     /// The greater; NaN if either is, -0 before +0.
     fn greatest(self, other: Self) -> Self;
-    /// Whether it is something else than zero.
-    fn is_true(self) -> bool;
-    /// One or zero.
-    fn from_truth(truth: bool) -> Self;
+    /// One if neither is zero, else zero.
+    fn both(self, other: Self) -> Self;
+    /// Zero if both are zero, else one.
+    fn either(self, other: Self) -> Self;
     /// The value after one step of finishing. Integers pass: they are finished apart, see `finish.rs`.
     fn finish<const LANES: usize>(value: [Self; LANES], step: Step) -> [Self; LANES];
     /// The value as it is written: any NaN becomes the canonical one.
@@ -71,14 +71,17 @@ macro_rules! floats {
                 }
             }
 
+            // All bits of zero are clear, so that bitwise operations work on zero and one as on any two words.
             #[inline(always)]
-            fn is_true(self) -> bool {
-                self != 0.0
+            fn both(self, other: Self) -> Self {
+                let truth = |number: Self| if number == 0.0 { 0.0 } else { 1.0 };
+                Self::from_bits(Self::to_bits(truth(self)) & Self::to_bits(truth(other)))
             }
 
             #[inline(always)]
-            fn from_truth(truth: bool) -> Self {
-                if truth { 1.0 } else { 0.0 }
+            fn either(self, other: Self) -> Self {
+                let truth = |number: Self| if number == 0.0 { 0.0 } else { 1.0 };
+                Self::from_bits(Self::to_bits(truth(self)) | Self::to_bits(truth(other)))
             }
 
             #[inline(always)]
@@ -127,13 +130,13 @@ macro_rules! integers {
             }
 
             #[inline(always)]
-            fn is_true(self) -> bool {
-                self != 0
+            fn both(self, other: Self) -> Self {
+                if self.min(other) == 0 { 0 } else { 1 }
             }
 
             #[inline(always)]
-            fn from_truth(truth: bool) -> Self {
-                truth.into()
+            fn either(self, other: Self) -> Self {
+                if self | other == 0 { 0 } else { 1 }
             }
 
             #[inline(always)]
@@ -204,9 +207,9 @@ operations! {
     /// Bitwise exclusive or.
     BitXor(Bits): left, right => left.xor(right);
     /// Logical and.
-    LogicalAnd(Number): left, right => N::from_truth(left.is_true() & right.is_true());
+    LogicalAnd(Number): left, right => left.both(right);
     /// Logical or.
-    LogicalOr(Number): left, right => N::from_truth(left.is_true() | right.is_true());
+    LogicalOr(Number): left, right => left.either(right);
 }
 
 /// One step of finishing a float.

@@ -209,7 +209,7 @@ mod f16c {
     impl Half for HardF16 {
         #[inline(always)]
         unsafe fn widen<const LANES: usize>(source: *const u8) -> [f32; LANES] {
-            if LANES % 8 != 0 {
+            if !LANES.is_multiple_of(8) {
                 // SAFETY: the caller vouches for the elements.
                 return unsafe { F16::widen(source) };
             }
@@ -227,7 +227,7 @@ mod f16c {
 
         #[inline(always)]
         unsafe fn narrow<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
-            if LANES % 8 != 0 {
+            if !LANES.is_multiple_of(8) {
                 // SAFETY: the caller vouches for the elements.
                 return unsafe { F16::narrow(target, value) };
             }

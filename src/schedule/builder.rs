@@ -1,7 +1,7 @@
 //! Writing a plan down, step by step.
 
-use super::{Buffer, Instruction, PlanRequest, Schedule, Span, Step};
-use crate::types::Order;
+use super::{Buffer, Instruction, Schedule, Span, Step};
+use crate::types::{Algorithm, Order};
 
 /// Collects one rank's instructions.
 ///
@@ -11,12 +11,11 @@ use crate::types::Order;
 pub(super) struct Builder {
     steps: Vec<Step>,
     scratch: usize,
-    partials_travel: bool,
 }
 
 impl Builder {
     pub(super) fn new() -> Self {
-        Self { steps: Vec::new(), scratch: 0, partials_travel: false }
+        Self { steps: Vec::new(), scratch: 0 }
     }
 
     /// Begins a new step, unless the current one is still empty.
@@ -31,11 +30,6 @@ impl Builder {
         let span = Span::new(Buffer::Scratch, self.scratch, count);
         self.scratch += count;
         span
-    }
-
-    /// Notes that partial results travel.
-    pub(super) fn partials_travel(&mut self) {
-        self.partials_travel = true;
     }
 
     pub(super) fn push(&mut self, instruction: Instruction) {
@@ -74,14 +68,9 @@ impl Builder {
     }
 
     /// The plan.
-    pub(super) fn build(mut self, request: &PlanRequest<'_>) -> Schedule {
+    pub(super) fn build(mut self, algorithm: Algorithm, partials_travel: bool) -> Schedule {
         self.steps.retain(|step| !step.instructions.is_empty());
-        Schedule {
-            algorithm: request.algorithm,
-            steps: self.steps,
-            scratch: self.scratch,
-            partials_travel: self.partials_travel,
-        }
+        Schedule { algorithm, steps: self.steps, scratch: self.scratch, partials_travel }
     }
 }
 

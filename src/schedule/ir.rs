@@ -130,7 +130,7 @@ pub struct Schedule {
     pub scratch: usize,
     /// Whether partial results travel between ranks or wait in memory for the next receive (ring, trees, ...), or
     /// only raw contributions and finished results do (direct algorithms). Where there are partial results, halves
-    /// are widened to `f32` for the whole operation, so that they are rounded once.
+    /// are widened to `f32` for the whole operation, so that they are rounded once. The same on all ranks.
     pub partials_travel: bool,
 }
 

@@ -6,6 +6,7 @@
 
 mod algorithms;
 mod builder;
+pub mod cost;
 mod error;
 mod ir;
 mod joint;

@@ -5,7 +5,7 @@ use super::algorithms::{
     binomial, bruck, chain, direct, dissemination, double_tree, doubling, halving, hierarchical, linear, ordered,
     pairwise, ring,
 };
-use super::builder::{Builder, Group, in_a_row, split_evenly};
+use super::builder::{Builder, Group, in_a_row, join, split_evenly};
 use super::topology::Hosts;
 use super::{Buffer, PlanError, PlanRequest, Schedule, Shape, Span};
 use crate::types::{Algorithm, Collective};
@@ -54,7 +54,28 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Schedule, PlanError> {
         Collective::Barrier => dissemination::barrier(&mut builder, planner.group),
         Collective::SendRecv => {}
     }
-    Ok(builder.build(request))
+    Ok(builder.build(
+        request.algorithm,
+        partials_travel(request.collective, request.algorithm, &planner.hosts, request.deterministic),
+    ))
+}
+
+/// Whether any rank's plan has partial results; all ranks must say the same. Between two ranks, one combination is the
+/// whole reduction.
+pub(super) fn partials_travel(
+    collective: Collective,
+    algorithm: Algorithm,
+    hosts: &Hosts,
+    deterministic: bool,
+) -> bool {
+    use Algorithm::{Hierarchical, Linear, OneShot, TwoShot};
+    let reduces = matches!(collective, Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter);
+    let raw = match algorithm {
+        OneShot | TwoShot | Linear => true,
+        Hierarchical => hosts.count() == 1,
+        _ => false,
+    };
+    reduces && hosts.size() > 2 && !deterministic && !raw
 }
 
 /// Refuses what cannot be planned.
@@ -294,12 +315,16 @@ impl Planner<'_> {
         let targets = in_a_row(Buffer::Output, 0, recv);
         let mut sources = in_a_row(self.input(), 0, send);
         if self.request.in_place && self.request.algorithm != Algorithm::Bruck {
+            // What arrives lands where something else waits to leave; this rank's own block stays where it is.
+            let rank = self.request.rank;
             let kept = builder.reserve(send.iter().sum());
             let outgoing = in_a_row(kept.buffer, kept.start, send);
             builder.step();
-            builder.copy(Span::new(Buffer::Output, 0, kept.count), kept);
+            for others in [0..rank, rank + 1..send.len()].into_iter().filter(|others| !others.is_empty()) {
+                builder.copy(join(&sources[others.clone()]), join(&outgoing[others]));
+            }
             sources = outgoing;
-            sources[self.request.rank] = targets[self.request.rank];
+            sources[rank] = targets[rank];
         }
         match self.request.algorithm {
             Algorithm::Pairwise => pairwise::alltoall(builder, self.group, &sources, &targets),

@@ -31,6 +31,11 @@ impl Hosts {
         Self { members, host_of }
     }
 
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.host_of.len()
+    }
+
     /// The number of hosts.
     pub fn count(&self) -> usize {
         self.members.len()
@@ -61,6 +66,18 @@ impl Hosts {
         self.members.iter().map(Vec::len).max().unwrap_or(0)
     }
 
+    /// The most of these messages, given as sender and receiver, that leave any one host.
+    pub fn crossing(&self, messages: impl Iterator<Item = (usize, usize)>) -> usize {
+        if self.count() == 1 {
+            return 0;
+        }
+        let mut leaving = vec![0; self.count()];
+        for (from, to) in messages {
+            leaving[self.host_of[from]] += usize::from(self.host_of[from] != self.host_of[to]);
+        }
+        leaving.into_iter().max().unwrap_or(0)
+    }
+
     /// All ranks, host after host: around this ring each host is entered once and left once.
     pub fn ring_order(&self) -> Vec<usize> {
         self.members.concat()
@@ -80,6 +97,7 @@ mod tests {
         assert_eq!((hosts.host_of(3), hosts.local_rank(3), hosts.local_rank(4)), (1, 1, 2));
         assert_eq!((hosts.fewest(), hosts.most()), (2, 3));
         assert_eq!(hosts.ring_order(), [0, 2, 4, 1, 3]);
+        assert_eq!(hosts.crossing([(0, 1), (1, 2), (2, 0), (4, 1)].into_iter()), 2);
         assert_eq!(Hosts::new(&[], 3).ring_order(), [0, 1, 2]);
     }
 }

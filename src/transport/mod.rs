@@ -23,7 +23,7 @@
 //!     `progress` emits [`Event::Failed`] once, after the events of everything that arrived before. From then on posts
 //!     are ignored, and nothing touches any memory.
 //! 12. **Goodbye.** `say_goodbye` is sent after everything posted before it. A peer that closes after goodbye has not
-//!     failed: [`Event::Goodbye`].
+//!     failed: [`Event::Goodbye`]. What it sent before can still be received.
 //! 13. **Sleeping.** `prepare_sleep` returns true when nothing can be done until the peer acts; from then on whatever
 //!     the peer does wakes the sleeper. False means: call `progress` again.
 //! 14. **Nothing a peer sends is believed**: lengths, indices and counts are checked before use.

@@ -422,3 +422,147 @@ pub(super) fn offer_descriptors<'a>(segment: &'a Segment, sleeper: &'a Sleeper) 
     let [word, event] = sleeper.doorbell_descriptors();
     [segment.as_fd(), word, event]
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn doorbell_of(sleeper: &Sleeper) -> Doorbell {
+        let [word, event] = sleeper.doorbell_descriptors();
+        Doorbell::from_peer(word.try_clone_to_owned().unwrap(), event.try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    /// Two ends of one link, with their sleepers.
+    fn link(ring_bytes: usize) -> [(ShmLane, Arc<Sleeper>); 2] {
+        let segment = create_segment(ring_bytes).unwrap();
+        let sleepers = [Arc::new(Sleeper::new().unwrap()), Arc::new(Sleeper::new().unwrap())];
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let lane = |side, socket: UnixStream, own: usize| {
+            let parts = ShmParts {
+                socket: socket.into(),
+                process: None,
+                doorbell: doorbell_of(&sleepers[1 - own]),
+                pair: Pair::map(&segment, ring_bytes, side).unwrap(),
+                peer: 1 - own,
+            };
+            (ShmLane::new(parts, sleepers[own].clone()).unwrap(), sleepers[own].clone())
+        };
+        [lane(Side::Maker, ours, 0), lane(Side::Taker, theirs, 1)]
+    }
+
+    #[test]
+    fn what_was_written_before_the_end_is_read_before_the_end() {
+        let [(mut ours, _), (mut theirs, _)] = link(MIN_RING_BYTES);
+        assert_eq!(ours.write(b"last ", b"words"), Ok(10));
+        drop(ours);
+        assert_eq!(theirs.fill(100).unwrap(), b"last words", "fewer than wanted, but all there is");
+        theirs.consume(10);
+        let end = loop {
+            match theirs.fill(1) {
+                Ok(window) => assert!(window.is_empty()),
+                Err(end) => break end,
+            }
+        };
+        assert_eq!(end, LaneError::Closed);
+        assert_eq!(theirs.fill(1), Err(LaneError::Closed));
+        assert!(theirs.prepare_sleep(true));
+    }
+
+    #[test]
+    fn a_full_ring_takes_no_more_until_there_is_room() {
+        let [(mut ours, sleeper), (mut theirs, _)] = link(MIN_RING_BYTES);
+        let bytes = vec![7; 3 * MIN_RING_BYTES];
+        assert_eq!(ours.write(&bytes[..1], &bytes[1..]), Ok(MIN_RING_BYTES));
+        assert_eq!(ours.write(&bytes, &[]), Ok(0));
+        assert!(ours.prepare_sleep(true));
+        let reader = std::thread::spawn(move || {
+            let mut target = vec![0; MIN_RING_BYTES];
+            // SAFETY: a buffer of our own.
+            let count = unsafe { theirs.read_into(target.as_mut_ptr(), target.len()) };
+            (count, target, theirs)
+        });
+        sleeper.sleep(LONG);
+        let (count, target, _theirs) = reader.join().unwrap();
+        assert_eq!((count, target), (Ok(MIN_RING_BYTES), vec![7; MIN_RING_BYTES]));
+        assert_eq!(ours.write(&bytes, &[]), Ok(MIN_RING_BYTES));
+    }
+
+    #[test]
+    fn arrival_is_never_slept_over() {
+        let [(mut ours, our_sleeper), (mut theirs, their_sleeper)] = link(MIN_RING_BYTES);
+        let echo = std::thread::spawn(move || {
+            for _ in 0..2_000 {
+                while theirs.fill(1).unwrap().is_empty() {
+                    if theirs.prepare_sleep(false) {
+                        their_sleeper.sleep(LONG);
+                    }
+                }
+                theirs.consume(1);
+                assert_eq!(theirs.write(b"x", &[]), Ok(1));
+            }
+            theirs
+        });
+        for _ in 0..2_000 {
+            assert_eq!(ours.write(b"x", &[]), Ok(1));
+            while ours.fill(1).unwrap().is_empty() {
+                if ours.prepare_sleep(false) {
+                    our_sleeper.sleep(LONG);
+                }
+            }
+            ours.consume(1);
+        }
+        drop(echo.join().unwrap());
+    }
+
+    #[test]
+    fn impossible_counters_break_the_link_and_nothing_else() {
+        type Damage = fn(&ShmLane);
+        let damages: [(&str, Damage); 3] = [
+            ("head", |lane| lane.pair.head(lane.pair.out_words).store(u64::MAX, Ordering::Relaxed)),
+            ("head", |lane| {
+                lane.pair.head(lane.pair.out_words).store(MIN_RING_BYTES as u64 + 1, Ordering::Relaxed);
+            }),
+            ("tail", |lane| lane.pair.tail(lane.pair.in_words).store(1 << 40, Ordering::Relaxed)),
+        ];
+        for (counter, damage) in damages {
+            let [(mut ours, _), (theirs, _)] = link(MIN_RING_BYTES);
+            damage(&theirs);
+            let outcome = match counter {
+                "head" => ours.fill(1).map(|_| 0),
+                _ => ours.write(&vec![0; MIN_RING_BYTES], &[]).and_then(|_| ours.write(b"more", &[])),
+            };
+            let Err(LaneError::Broken(what)) = outcome else { panic!("{counter}: {outcome:?}") };
+            assert!(what.contains(&format!("the peer's {counter} counter is")), "{what}");
+        }
+        // One that falls.
+        let [(mut ours, _), (mut theirs, _)] = link(MIN_RING_BYTES);
+        theirs.write(b"four", &[]).unwrap();
+        assert_eq!(ours.fill(4).unwrap(), b"four");
+        theirs.pair.head(theirs.pair.out_words).store(3, Ordering::Relaxed);
+        assert!(!ours.prepare_sleep(false));
+        assert!(matches!(ours.fill(5), Err(LaneError::Broken(_))));
+    }
+
+    #[test]
+    fn a_peer_that_speaks_on_the_silent_socket_breaks_the_link() {
+        let [(mut ours, _), (theirs, _)] = link(MIN_RING_BYTES);
+        sys::socket::send(&theirs.socket, b"?").unwrap();
+        assert!(!ours.prepare_sleep(false));
+        assert!(matches!(ours.fill(1), Err(LaneError::Broken(_))));
+    }
+
+    #[test]
+    fn segments_of_the_wrong_size_are_refused() {
+        let segment = create_segment(MIN_RING_BYTES).unwrap();
+        let fd = || segment.as_fd().try_clone_to_owned().unwrap();
+        assert!(accept_segment(fd(), MIN_RING_BYTES).is_ok());
+        for ring_bytes in [0, 1, MIN_RING_BYTES + 1, 2 * MIN_RING_BYTES, usize::MAX, 1 << 63] {
+            assert!(accept_segment(fd(), ring_bytes).is_err(), "{ring_bytes}");
+        }
+    }
+}

@@ -245,3 +245,171 @@ impl Drop for TcpLane {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// A lane, its sleeper, and the raw other end.
+    fn link() -> (TcpLane, Arc<Sleeper>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
+        let sleeper = Arc::new(Sleeper::new().unwrap());
+        (TcpLane::new(ours.into(), sleeper.clone()).unwrap(), sleeper, theirs)
+    }
+
+    fn wait_for(lane: &mut TcpLane, sleeper: &Sleeper, wanted: usize) {
+        while lane.fill(wanted).unwrap().len() < wanted {
+            if lane.prepare_sleep(false) {
+                sleeper.sleep(LONG);
+            }
+        }
+    }
+
+    fn end_of(lane: &mut TcpLane, sleeper: &Sleeper) -> LaneError {
+        loop {
+            if let Err(end) = lane.fill(1) {
+                return end;
+            }
+            if lane.prepare_sleep(false) {
+                sleeper.sleep(LONG);
+            }
+        }
+    }
+
+    #[test]
+    fn head_and_body_go_out_together() {
+        let (mut lane, _, mut theirs) = link();
+        assert_eq!(lane.write(b"head", b"body"), Ok(8));
+        let mut bytes = [0; 8];
+        theirs.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"headbody");
+        assert_eq!(lane.write(b"", b""), Ok(0));
+    }
+
+    #[test]
+    fn a_payload_goes_to_its_place_and_what_follows_to_the_window() {
+        let (mut lane, sleeper, mut theirs) = link();
+        theirs.write_all(b"0123456789abcdef").unwrap();
+        wait_for(&mut lane, &sleeper, 1);
+        // However the bytes came in pieces, they are told apart.
+        let mut target = [0; 10];
+        let mut have = 0;
+        while have < 10 {
+            // SAFETY: the rest of a buffer of our own.
+            have += unsafe { lane.read_into(target[have..].as_mut_ptr(), 10 - have) }.unwrap();
+        }
+        assert_eq!(&target, b"0123456789");
+        wait_for(&mut lane, &sleeper, 6);
+        assert_eq!(lane.fill(6).unwrap(), b"abcdef");
+        lane.consume(6);
+        // SAFETY: a buffer of our own.
+        assert_eq!(unsafe { lane.read_into(target.as_mut_ptr(), 10) }, Ok(0), "nothing there is no end");
+
+        // More than the target in one arrival: the rest is in the window without another call.
+        theirs.write_all(b"XYZ").unwrap();
+        while !lane.sleeper_has_news() {}
+        let mut two = [0; 2];
+        // SAFETY: a buffer of our own.
+        assert_eq!(unsafe { lane.read_into(two.as_mut_ptr(), 2) }, Ok(2));
+        assert_eq!((&two, lane.window_bytes()), (b"XY", 1));
+    }
+
+    impl TcpLane {
+        /// Whether bytes wait in the kernel.
+        fn sleeper_has_news(&self) -> bool {
+            crate::sys::unix::look(&self.socket) == crate::sys::unix::Quiet::Speaking
+        }
+    }
+
+    #[test]
+    fn a_window_is_refilled_across_its_end() {
+        let (mut lane, sleeper, mut theirs) = link();
+        let writer = std::thread::spawn(move || {
+            let pattern: Vec<u8> = (0..10 * WINDOW_BYTES).map(|index| (index % 251) as u8).collect();
+            theirs.write_all(&pattern).unwrap();
+            theirs
+        });
+        let mut next = 0;
+        while next < 10 * WINDOW_BYTES {
+            let wanted = MIN_WINDOW.min(10 * WINDOW_BYTES - next);
+            wait_for(&mut lane, &sleeper, wanted);
+            let window = lane.fill(wanted).unwrap();
+            assert!(window[..wanted].iter().enumerate().all(|(index, &byte)| byte == ((next + index) % 251) as u8));
+            lane.consume(wanted);
+            next += wanted;
+        }
+        drop(writer.join().unwrap());
+    }
+
+    #[test]
+    fn room_to_write_wakes() {
+        let (mut lane, sleeper, mut theirs) = link();
+        let bytes = vec![1; 1 << 20];
+        let mut sent = 0;
+        loop {
+            match lane.write(&bytes, &[]).unwrap() {
+                0 => break,
+                count => sent += count,
+            }
+        }
+        while !lane.prepare_sleep(true) {}
+        let reader = std::thread::spawn(move || {
+            let mut sink = vec![0; sent];
+            theirs.read_exact(&mut sink).unwrap();
+            theirs
+        });
+        while lane.write(b"more", &[]).unwrap() == 0 {
+            if lane.prepare_sleep(true) {
+                sleeper.sleep(LONG);
+            }
+        }
+        drop(reader.join().unwrap());
+    }
+
+    #[test]
+    fn the_end_comes_after_what_was_sent_and_a_failed_write_does_not_hide_it() {
+        let (mut lane, sleeper, mut theirs) = link();
+        theirs.write_all(b"goodbye").unwrap();
+        drop(theirs);
+        // Writing into a closed connection fails from the second time on.
+        for _ in 0..100 {
+            assert!(lane.write(b"are you there", &[]).is_ok());
+        }
+        wait_for(&mut lane, &sleeper, 7);
+        assert_eq!(lane.fill(7).unwrap(), b"goodbye");
+        lane.consume(7);
+        assert!(matches!(end_of(&mut lane, &sleeper), LaneError::Closed | LaneError::Broken(_)));
+        assert!(lane.prepare_sleep(true), "nothing more can happen");
+    }
+
+    #[test]
+    fn a_reset_is_broken_and_a_close_is_closed() {
+        let (mut lane, sleeper, theirs) = link();
+        socket2::SockRef::from(&theirs).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(theirs);
+        assert!(matches!(end_of(&mut lane, &sleeper), LaneError::Broken(_)));
+
+        let (mut lane, sleeper, theirs) = link();
+        drop(theirs);
+        assert_eq!(end_of(&mut lane, &sleeper), LaneError::Closed);
+    }
+
+    #[test]
+    fn closing_with_unread_bytes_does_not_take_back_what_was_said() {
+        let (mut lane, _, mut theirs) = link();
+        theirs.write_all(&[0; 100_000]).unwrap();
+        assert_eq!(lane.write(b"goodbye", &[]), Ok(7));
+        drop(lane);
+        let mut said = Vec::new();
+        theirs.read_to_end(&mut said).unwrap();
+        assert_eq!(said, b"goodbye");
+    }
+}

@@ -57,7 +57,6 @@ pub(in crate::schedule) fn reduce(
         builder.reduce(vec![source], target, finish);
         return;
     }
-    builder.partials_travel();
     let children = tree.children();
     let mut here = source;
     let place = match (tree.me, children.is_empty()) {

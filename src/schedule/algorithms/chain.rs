@@ -61,7 +61,6 @@ pub(in crate::schedule) fn reduce(
         builder.reduce(vec![source], target, finish);
         return;
     }
-    builder.partials_travel();
     if group.me == 0 {
         for &(offset, count) in &segments {
             builder.step();

@@ -43,7 +43,6 @@ pub(in crate::schedule) fn allreduce(
         builder.reduce(vec![source], target, finish);
         return;
     }
-    builder.partials_travel();
     let mut slots: BTreeMap<usize, Vec<Instruction>> = BTreeMap::new();
     let halves = split_evenly(source, 2).into_iter().zip(split_evenly(target, 2));
     for (second, (source, target)) in [false, true].into_iter().zip(halves) {

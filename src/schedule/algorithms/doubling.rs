@@ -34,7 +34,6 @@ pub(in crate::schedule) fn allreduce(
         builder.reduce(vec![source], target, finish);
         return;
     }
-    builder.partials_travel();
     let fold = Fold::new(group);
     let mut here = source;
     match fold.role {

@@ -85,7 +85,6 @@ pub(in crate::schedule) fn reduce_scatter(
 /// The folding and the halving: member `number` ends with `ranges[number]` of the reduction. `ranges` lie in a row and
 /// make up `work`; `source` has the length of `work` and is either the same span or apart from it.
 fn halve(builder: &mut Builder, fold: &Fold<'_>, source: Span, work: Span, ranges: &[Span], finish: bool) {
-    builder.partials_travel();
     let mut here = source;
     let (number, extra) = match fold.role {
         Role::Extra { proxy } => {

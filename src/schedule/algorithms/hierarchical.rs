@@ -29,10 +29,10 @@ use crate::schedule::builder::{Builder, Group, join_neighbours, split_evenly};
 use crate::schedule::topology::Hosts;
 
 /// The most hosts whose columns exchange directly.
-const MOST_DIRECT_HOSTS: usize = 8;
+pub(in crate::schedule) const MOST_DIRECT_HOSTS: usize = 8;
 
 /// The longest shard, in elements, for which columns use recursive doubling, where steps count for more than bytes.
-const LONGEST_DOUBLED_SHARD: usize = 1024;
+pub(in crate::schedule) const LONGEST_DOUBLED_SHARD: usize = 1024;
 
 /// Every rank ends with the reduction of all `source`s in its `target`, which may be the same span.
 pub(in crate::schedule) fn allreduce(
@@ -46,17 +46,19 @@ pub(in crate::schedule) fn allreduce(
     let place = Place::new(hosts, rank);
     let (sources, targets) = (split_evenly(source, place.owners), split_evenly(target, place.owners));
     builder.step();
-    let mut contributions = Vec::new();
-    for (local, &peer) in place.host.iter().enumerate() {
-        if local < place.owners && local != place.local {
-            builder.send(peer, sources[local]);
+    let contributions: Vec<Span> = match sources.get(place.local) {
+        None => Vec::new(),
+        Some(&own) => {
+            let slot = |local| if local == place.local { own } else { builder.reserve(own.count) };
+            (0..place.host.len()).map(slot).collect()
+        }
+    };
+    for (to, from) in place.others() {
+        if to < place.owners {
+            builder.send(place.host[to], sources[to]);
         }
         if place.is_owner() {
-            let own = sources[place.local];
-            contributions.push(if local == place.local { own } else { builder.reserve(own.count) });
-            if local != place.local {
-                builder.recv(peer, contributions[local]);
-            }
+            builder.recv(place.host[from], contributions[from]);
         }
     }
     if place.is_owner() {
@@ -66,7 +68,6 @@ pub(in crate::schedule) fn allreduce(
         if hosts.count() > 1 {
             let column = place.column();
             let group = Group { ranks: &column, me: hosts.host_of(rank) };
-            builder.partials_travel();
             if shard.count <= LONGEST_DOUBLED_SHARD {
                 doubling::allreduce(builder, group, shard, shard, finish);
             } else if hosts.count() <= MOST_DIRECT_HOSTS {
@@ -77,12 +78,12 @@ pub(in crate::schedule) fn allreduce(
         }
     }
     builder.step();
-    for (local, &peer) in place.host.iter().enumerate().filter(|&(local, _)| local != place.local) {
+    for (to, from) in place.others() {
         if place.is_owner() {
-            builder.send(peer, targets[place.local]);
+            builder.send(place.host[to], targets[place.local]);
         }
-        if local < place.owners {
-            builder.recv(peer, targets[local]);
+        if from < place.owners {
+            builder.recv(place.host[from], targets[from]);
         }
     }
 }
@@ -152,8 +153,8 @@ pub(in crate::schedule) fn allgather(builder: &mut Builder, hosts: &Hosts, rank:
     };
     let owner = place.local % place.owners;
     builder.step();
-    builder.copy(own, parts[rank]);
     if place.is_owner() {
+        builder.copy(own, parts[rank]);
         for &member in place.host.iter().skip(place.local).step_by(place.owners).skip(1) {
             builder.recv(member, parts[member]);
         }
@@ -180,12 +181,12 @@ pub(in crate::schedule) fn allgather(builder: &mut Builder, hosts: &Hosts, rank:
     // All that one column holds in the end.
     let held = |owner: usize| join_neighbours((0..hosts.count()).flat_map(|host| bundle(host, owner)).collect());
     builder.step();
-    for (local, &peer) in place.host.iter().enumerate().filter(|&(local, _)| local != place.local) {
+    for (to, from) in place.others() {
         if place.is_owner() {
-            held(place.local).into_iter().for_each(|run| builder.send(peer, run));
+            held(place.local).into_iter().for_each(|run| builder.send(place.host[to], run));
         }
-        if local < place.owners {
-            held(local).into_iter().for_each(|run| builder.recv(peer, run));
+        if from < place.owners {
+            held(from).into_iter().for_each(|run| builder.recv(place.host[from], run));
         }
     }
 }
@@ -206,6 +207,12 @@ impl<'a> Place<'a> {
 
     fn is_owner(&self) -> bool {
         self.local < self.owners
+    }
+
+    /// Whom to send to and whom to receive from on the same host, at growing distance, so that no port is crowded.
+    fn others(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (local, count) = (self.local, self.host.len());
+        (1..count).map(move |distance| ((local + distance) % count, (local + count - distance) % count))
     }
 
     /// The ranks of this owner's column, by host.

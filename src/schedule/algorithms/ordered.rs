@@ -24,7 +24,7 @@ use crate::schedule::{Buffer, Span};
 use crate::types::Algorithm;
 
 /// The most elements, of all contributions together, that one rank collects raw to save steps.
-const MOST_COLLECTED: usize = 1 << 14;
+pub(in crate::schedule) const MOST_COLLECTED: usize = 1 << 14;
 
 fn is_short(source: Span, group: Group<'_>) -> bool {
     source.count.saturating_mul(group.len()) <= MOST_COLLECTED

@@ -44,7 +44,6 @@ pub(in crate::schedule) fn reduce_scatter(
         builder.reduce(vec![sources[0]], target, finish);
         return;
     }
-    builder.partials_travel();
     builder.copy(sources[group.me], target);
     for distance in 1..n {
         builder.step();

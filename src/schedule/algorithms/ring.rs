@@ -54,7 +54,6 @@ pub(in crate::schedule) fn reduce_scatter(
         builder.reduce(vec![sources[0]], target, finish);
         return;
     }
-    builder.partials_travel();
     let (next, previous) = (group.ranks[group.after(1)], group.ranks[group.before(1)]);
     // Without a place for each part, three scratch slots take turns: one is sent from, one received into, and one
     // filled for the next step.

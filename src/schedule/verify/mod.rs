@@ -12,6 +12,7 @@
 //!   cannot deadlock either;
 //! - nothing is read before it was written, and only equal elements of different ranks are ever combined;
 //! - every element of the result holds each contribution exactly once, and is finished exactly once;
+//! - all ranks say alike whether partial results travel, and where they say no, none do;
 //! - every rank computes the same expression for the same element, and so the same bits; for deterministic plans, the
 //!   one in rank order.
 
@@ -23,7 +24,7 @@ mod race;
 
 use std::fmt;
 
-use super::{JointRequest, Schedule};
+use super::{Instruction, JointRequest, Schedule};
 
 /// What is wrong with the plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +68,15 @@ pub fn verify(request: &JointRequest<'_>, schedules: &[Schedule]) -> Result<Proo
     }
     for (rank, schedule) in schedules.iter().enumerate() {
         let sizes = meaning::sizes(request, rank, schedule.scratch);
+        if schedule.partials_travel != schedules[0].partials_travel {
+            let what = "says otherwise than rank 0 whether partial results travel".into();
+            return Err(Violation { rank, step: None, what });
+        }
         for (index, step) in schedule.steps.iter().enumerate() {
+            if !schedule.partials_travel && step.instructions.iter().any(leaves_partial) {
+                let what = "a partial result is kept or sent, and none was declared".into();
+                return Err(Violation { rank, step: Some(index), what });
+            }
             race::check(step, &sizes, rank, request.size).map_err(|what| Violation {
                 rank,
                 step: Some(index),
@@ -79,6 +88,16 @@ pub fn verify(request: &JointRequest<'_>, schedules: &[Schedule]) -> Result<Proo
     let proof = machine.run()?;
     meaning::check(request, &mut machine)?;
     Ok(proof)
+}
+
+/// Whether an instruction combines elements and does not finish them at once. Where none does, every operand of every
+/// combination is a contribution.
+fn leaves_partial(instruction: &Instruction) -> bool {
+    match instruction {
+        Instruction::RecvReduce { finish, .. } => !finish,
+        Instruction::Reduce { sources, finish, .. } => sources.len() > 1 && !finish,
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,9 @@ mod driver;
 mod exchange;
 mod peers;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
+mod process_tests;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::io;
@@ -30,12 +32,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::contract::Endpoint;
 use super::lane::Lane;
 use super::listen::{ListenAddresses, Listeners};
 use super::shm;
 use super::sleep::Sleeper;
+use super::stream::{StreamConfig, StreamEndpoint};
 use crate::sys::EventFd;
-use crate::types::{Error, Generation, Result};
+use crate::types::{Error, Generation, Result, TransportKind};
 use crate::wire::handshake::{JobKey, MAX_LANES};
 
 /// Which carriers may be used.
@@ -190,6 +194,9 @@ struct Counters {
 /// The lanes to a peer, or why there are none. Called on the connector's thread; it must not block.
 pub type DeliverLanes = Box<dyn Fn(usize, Result<Vec<Box<dyn Lane>>>) + Send>;
 
+/// The endpoint of a peer, or why there is none. Called on the connector's thread; it must not block.
+pub type DeliverEndpoint = Box<dyn Fn(usize, Result<Box<dyn Endpoint>>) + Send>;
+
 /// What the handle and the thread share.
 #[derive(Debug)]
 struct Shared {
@@ -209,6 +216,29 @@ pub struct Connector {
 }
 
 impl Connector {
+    /// Starts accepting, and gives each peer to `deliver` as an endpoint over its lanes: see [`Self::start_lanes`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start_lanes`].
+    pub fn start(
+        listeners: Listeners,
+        config: ConnectorConfig,
+        sleeper: Arc<Sleeper>,
+        deliver: DeliverEndpoint,
+    ) -> Result<Self> {
+        let generation = config.generation;
+        let wrap = move |peer, lanes: Result<Vec<Box<dyn Lane>>>| {
+            let endpoint = lanes.map(|lanes| {
+                let kind = lanes.first().map_or(TransportKind::Tcp, |lane| lane.kind());
+                let endpoint = StreamEndpoint::new(lanes, generation, StreamConfig::for_kind(kind));
+                Box::new(endpoint) as Box<dyn Endpoint>
+            });
+            deliver(peer, endpoint);
+        };
+        Self::start_lanes(listeners, config, sleeper, Box::new(wrap))
+    }
+
     /// Starts accepting, on a thread of its own named `phalanx-connect`. Each peer that connects, whoever dialled, is
     /// given to `deliver`; so is the error of a peer that was dialled and could not be reached, after which it may be
     /// dialled again. After each delivery the sleeper is kicked.

@@ -1,3 +1,5 @@
+//! Members of one process that connect for real.
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 use std::sync::mpsc;
@@ -7,38 +9,38 @@ use crate::transport::lane::LaneError;
 use crate::transport::listen::ListenConfig;
 use crate::types::{Fault, TransportKind};
 
-const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SOON: Duration = Duration::from_secs(20);
 
 type Outcome = (usize, Result<Vec<Box<dyn Lane>>>);
 
-struct Member {
-    connector: Connector,
-    sleeper: Arc<Sleeper>,
+pub(super) struct Member {
+    pub(super) connector: Connector,
+    pub(super) sleeper: Arc<Sleeper>,
     outcomes: mpsc::Receiver<Outcome>,
     addresses: ListenAddresses,
 }
 
 impl Member {
-    fn next(&self) -> Outcome {
+    pub(super) fn next(&self) -> Outcome {
         self.outcomes.recv_timeout(SOON).expect("an outcome")
     }
 
-    fn lanes(&self) -> (usize, Vec<Box<dyn Lane>>) {
+    pub(super) fn lanes(&self) -> (usize, Vec<Box<dyn Lane>>) {
         let (peer, outcome) = self.next();
         (peer, outcome.unwrap())
     }
 }
 
-fn bind(address: IpAddr) -> Listeners {
+pub(super) fn bind(address: IpAddr) -> Listeners {
     Listeners::bind(&ListenConfig { address, interface: None, ports: None, shared_memory: true }).unwrap()
 }
 
-fn key() -> JobKey {
+pub(super) fn key() -> JobKey {
     JobKey::from_bytes([3; 32])
 }
 
-fn start(listeners: Listeners, config: ConnectorConfig) -> Member {
+pub(super) fn start(listeners: Listeners, config: ConnectorConfig) -> Member {
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let addresses = listeners.addresses().clone();
     let (sender, outcomes) = mpsc::channel();
@@ -82,7 +84,90 @@ fn on_other_machines(config: &mut ConnectorConfig) {
     }
 }
 
-fn write_all(lane: &mut dyn Lane, sleeper: &Sleeper, mut bytes: &[u8]) {
+/// The contract of this room, over the real carriers.
+mod conformance {
+    use super::*;
+    use crate::transport::conformance::{Carrier, Pair, Side};
+    use crate::transport::stream::StreamConfig;
+
+    fn pair(change: impl Fn(&mut ConnectorConfig)) -> Pair {
+        let listeners = vec![bind(LOCAL), bind(LOCAL)];
+        let peers = addresses(&listeners);
+        let mut sides = Vec::new();
+        for (rank, listeners) in listeners.into_iter().enumerate() {
+            let mut config = ConnectorConfig::new(rank, Generation(1), key(), peers.clone());
+            change(&mut config);
+            let sleeper = Arc::new(Sleeper::new().unwrap());
+            let (sender, outcomes) = mpsc::channel();
+            let deliver: DeliverEndpoint = Box::new(move |_, outcome| drop(sender.send(outcome)));
+            let connector = Connector::start(listeners, config, sleeper.clone(), deliver).unwrap();
+            sides.push((connector, sleeper, outcomes));
+        }
+        sides[0].0.dial(1);
+        let mut made = sides.iter().map(|(_connector, sleeper, outcomes)| {
+            let endpoint: Result<Box<dyn Endpoint>> = outcomes.recv_timeout(SOON).unwrap();
+            let sleeper = sleeper.clone();
+            Side::new(endpoint.unwrap(), move |limit| sleeper.sleep(limit))
+        });
+        let (a, b) = (made.next().unwrap(), made.next().unwrap());
+        Pair { a, b }
+    }
+
+    fn carrier(kind: TransportKind, change: fn(&mut ConnectorConfig)) -> Carrier {
+        let config = StreamConfig::for_kind(kind);
+        Carrier {
+            pair: Box::new(move || pair(change)),
+            eager_limit: config.eager_limit,
+            early_budget: config.early_budget,
+            ready_limit: config.ready_limit,
+        }
+    }
+
+    mod shm {
+        use super::*;
+
+        fn carrier() -> Carrier {
+            super::carrier(TransportKind::Shm, |config| config.transport = TransportPolicy::Shm)
+        }
+
+        crate::transport::conformance::suite!(carrier());
+    }
+
+    mod small_ring {
+        use super::*;
+
+        fn carrier() -> Carrier {
+            super::carrier(TransportKind::Shm, |config| config.ring_bytes = crate::transport::shm::MIN_RING_BYTES)
+        }
+
+        crate::transport::conformance::suite!(carrier());
+    }
+
+    mod tcp {
+        use super::*;
+
+        fn carrier() -> Carrier {
+            super::carrier(TransportKind::Tcp, |config| config.transport = TransportPolicy::Tcp)
+        }
+
+        crate::transport::conformance::suite!(carrier());
+    }
+
+    mod striped_tcp {
+        use super::*;
+
+        fn carrier() -> Carrier {
+            super::carrier(TransportKind::Tcp, |config| {
+                on_other_machines(config);
+                config.sockets_per_peer = 3;
+            })
+        }
+
+        crate::transport::conformance::suite!(carrier());
+    }
+}
+
+pub(super) fn write_all(lane: &mut dyn Lane, sleeper: &Sleeper, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let count = lane.write(&[], bytes).unwrap();
         bytes = &bytes[count..];
@@ -92,7 +177,7 @@ fn write_all(lane: &mut dyn Lane, sleeper: &Sleeper, mut bytes: &[u8]) {
     }
 }
 
-fn read_exactly(lane: &mut dyn Lane, sleeper: &Sleeper, count: usize) -> Vec<u8> {
+pub(super) fn read_exactly(lane: &mut dyn Lane, sleeper: &Sleeper, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     let mut have = 0;
     while have < count {
@@ -106,7 +191,7 @@ fn read_exactly(lane: &mut dyn Lane, sleeper: &Sleeper, count: usize) -> Vec<u8>
     bytes
 }
 
-fn until_end(lane: &mut dyn Lane, sleeper: &Sleeper) -> LaneError {
+pub(super) fn until_end(lane: &mut dyn Lane, sleeper: &Sleeper) -> LaneError {
     loop {
         match lane.fill(1) {
             Ok(window) => {

@@ -1,3 +1,5 @@
+//! Exchanges between an initiator and a responder, sound, wrong, damaged and hostile.
+
 use super::*;
 use crate::types::Generation;
 

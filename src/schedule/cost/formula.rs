@@ -1,0 +1,486 @@
+//! Closed formulas for the cost of every algorithm, for choosing: `docs/algorithms.md` has them as a table.
+//!
+//! An algorithm is a sequence of patterns, each with a cost of its own: everyone to everyone, everyone to its
+//! neighbour, everyone to a partner at some distance, one to one. How many messages of a pattern cross a host's link at
+//! once follows from which rank is on which host.
+
+use super::{CostModel, LinkModel};
+use crate::schedule::Hosts;
+use crate::schedule::algorithms::hierarchical::{LONGEST_DOUBLED_SHARD, MOST_DIRECT_HOSTS};
+use crate::schedule::algorithms::ordered::MOST_COLLECTED;
+use crate::types::{Algorithm, Collective};
+
+/// What an algorithm costs by formula.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Estimate {
+    /// Predicted seconds until the last rank is through.
+    pub seconds: f64,
+    /// Steps with messages in them, of the rank that has most.
+    pub steps: usize,
+    /// Bytes sent by the rank that sends most.
+    pub bytes: f64,
+    /// Bytes of a segment, for pipelined algorithms; otherwise 0.
+    pub segment: f64,
+}
+
+/// Estimates `collective` by `algorithm`.
+///
+/// `elements` are those of the whole buffer: for collectives of blocks, of all blocks together; for alltoall, of all
+/// that one rank sends. `width` is the bytes of an element as it travels. Costs O(size) for each step, and O(size^2) at
+/// most.
+pub fn estimate(
+    collective: Collective,
+    algorithm: Algorithm,
+    (elements, width): (usize, usize),
+    hosts: &Hosts,
+    deterministic: bool,
+    model: &CostModel,
+) -> Estimate {
+    let n = hosts.size();
+    let bytes = elements as f64 * width as f64;
+    let mut tally = Tally { hosts, model, width: width as f64, total: Estimate::default() };
+    if n <= 1 {
+        tally.local(bytes, model.copy_seconds_per_byte);
+        return tally.total;
+    }
+    let reduces = matches!(collective, Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter);
+    if deterministic && reduces && !matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Linear) {
+        tally.ordered(collective, algorithm, bytes);
+        return tally.total;
+    }
+    match collective {
+        Collective::Allreduce => tally.allreduce(algorithm, bytes),
+        Collective::Reduce => tally.reduce(algorithm, bytes),
+        Collective::Broadcast => tally.broadcast(algorithm, bytes),
+        Collective::Allgather => tally.allgather(algorithm, bytes),
+        Collective::ReduceScatter => tally.reduce_scatter(algorithm, bytes),
+        Collective::Alltoall => tally.alltoall(algorithm, bytes),
+        Collective::Scatter => tally.rooted_blocks(algorithm, bytes),
+        Collective::Gather => {
+            tally.rooted_blocks(algorithm, bytes);
+            // Here it is the root that receives it all; the busiest sender is a child of the root.
+            let largest = |bit: u32| (1usize << bit).min(n - (1 << bit));
+            let blocks =
+                if algorithm == Algorithm::Linear { 1 } else { (0..ceil_log2(n)).map(largest).max().unwrap_or(0) };
+            tally.total.bytes = blocks as f64 * bytes / n as f64;
+        }
+        Collective::Barrier => tally.doubling(|_| 0.0),
+        Collective::SendRecv => tally.level(1, bytes),
+    }
+    tally.total
+}
+
+/// Adds patterns up.
+struct Tally<'a> {
+    hosts: &'a Hosts,
+    model: &'a CostModel,
+    /// Bytes of an element.
+    width: f64,
+    total: Estimate,
+}
+
+impl Tally<'_> {
+    fn n(&self) -> usize {
+        self.hosts.size()
+    }
+
+    /// Adds a step that ends when the slower of two groups of messages ends: `near` ones through one rank's port, `far`
+    /// ones through one host's.
+    fn step(&mut self, near: usize, far: usize, bytes: f64) {
+        let time = |link: &LinkModel, messages: usize| {
+            if messages == 0 { 0.0 } else { link.latency + messages as f64 * link.occupied(bytes) }
+        };
+        self.total.steps += 1;
+        self.total.seconds += time(&self.model.in_host, near).max(time(&self.model.between_hosts, far));
+    }
+
+    /// Local work on `bytes`, counting each operand.
+    fn local(&mut self, bytes: f64, seconds_per_byte: f64) {
+        self.total.seconds += bytes * seconds_per_byte;
+    }
+
+    fn arithmetic(&mut self, bytes: f64) {
+        self.local(bytes, self.model.reduce_seconds_per_byte);
+    }
+
+    /// Everyone sends `bytes` to everyone.
+    fn direct(&mut self, bytes: f64) {
+        let (n, most) = (self.n(), self.hosts.most());
+        self.step(most - 1, most * (n - most), bytes);
+        self.total.bytes += (n - 1) as f64 * bytes;
+    }
+
+    /// One rank sends `bytes` to everyone, or receives them.
+    fn fan(&mut self, bytes: f64) {
+        let (n, most) = (self.n(), self.hosts.most());
+        self.step(most - 1, n - most, bytes);
+        self.total.bytes += (n - 1) as f64 * bytes;
+    }
+
+    /// `times` steps around the ring that visits host after host.
+    fn ring(&mut self, times: usize, bytes: f64) {
+        let before = self.total;
+        self.step(usize::from(self.hosts.most() > 1), usize::from(self.hosts.count() > 1), bytes);
+        self.total.seconds = before.seconds + times as f64 * (self.total.seconds - before.seconds);
+        self.total.steps = before.steps + times;
+        self.total.bytes += times as f64 * bytes;
+    }
+
+    /// Everyone sends `bytes` to the rank `distance` away.
+    fn exchange(&mut self, distance: usize, bytes: f64) {
+        let n = self.n();
+        self.step(1, self.hosts.crossing((0..n).map(|rank| (rank, (rank + distance) % n))), bytes);
+        self.total.bytes += bytes;
+    }
+
+    /// A level of a binomial tree from rank 0: members whose number is a multiple of 2 * `distance` send `bytes` to the
+    /// one `distance` away, or receive them.
+    fn level(&mut self, distance: usize, bytes: f64) {
+        let senders = (0..self.n() - distance).step_by(2 * distance);
+        self.step(1, self.hosts.crossing(senders.map(|rank| (rank, rank + distance))), bytes);
+        self.total.bytes += bytes;
+    }
+
+    /// All levels of a binomial tree; `bytes` are given the distance and what is left of the tree there.
+    fn binomial(&mut self, bytes: impl Fn(usize) -> f64) {
+        (0..ceil_log2(self.n()))
+            .for_each(|bit| self.level(1 << bit, bytes((1usize << bit).min(self.n() - (1 << bit)))));
+        // The last to be reached is not reached through all levels, unless the tree is full.
+        if !self.n().is_power_of_two() {
+            self.total.seconds -= self.model.in_host.latency;
+        }
+    }
+
+    /// Exchanges at distance 1, 2, 4, ... for all n; `bytes` are given the distance.
+    fn doubling(&mut self, bytes: impl Fn(usize) -> f64) {
+        for bit in 0..ceil_log2(self.n()) {
+            self.exchange(1 << bit, bytes(1 << bit));
+        }
+    }
+
+    /// Exchanges in a group folded to a power of two; `bytes` are given the distance and that power. Extras first hand
+    /// over `there`, and get back `back` in the end, where these are given.
+    fn folded(&mut self, there: Option<f64>, back: Option<f64>, bytes: impl Fn(usize, usize) -> f64) {
+        let count = 1 << self.n().ilog2();
+        let extras = self.n() - count;
+        let rank = |number: usize| if number < extras { 2 * number } else { number + extras };
+        let fold = |tally: &mut Self, bytes: f64| {
+            tally.step(1, tally.hosts.crossing((0..extras).map(|pair| (2 * pair, 2 * pair + 1))), bytes);
+        };
+        if let Some(there) = there.filter(|_| extras > 0) {
+            fold(self, there);
+        }
+        for bit in 0..count.ilog2() {
+            let bytes = bytes(1 << bit, count);
+            let messages = (0..count).map(|number| (rank(number), rank(number ^ (1 << bit))));
+            self.step(1, self.hosts.crossing(messages), bytes);
+            self.total.bytes += bytes;
+        }
+        if let Some(back) = back.filter(|_| extras > 0) {
+            fold(self, back);
+            self.total.bytes += back;
+        }
+    }
+
+    /// A chain in segments, of the length that balances filling it against the cost of each segment.
+    fn chain(&mut self, bytes: f64) {
+        let far = self.hosts.count() - 1;
+        let near = self.n() - 1 - far;
+        let (slow, model) = (self.slower(), self.model);
+        let links = [(near as f64, model.in_host), (far as f64, model.between_hosts)];
+        let filling: f64 = links.iter().map(|(hops, link)| hops * link.seconds_per_byte).sum();
+        let segments = segments(bytes, filling - slow.seconds_per_byte, slow.latency + slow.overhead);
+        let segment = bytes / segments;
+        let hop = |link: &LinkModel| link.latency + link.occupied(segment);
+        self.total.seconds += links.iter().map(|(hops, link)| hops * hop(link)).sum::<f64>();
+        self.total.seconds += (segments - 1.0) * hop(&slow);
+        self.total.steps += segments as usize + usize::from(self.n() > 2);
+        self.total.bytes += bytes;
+        self.total.segment = segment;
+    }
+
+    /// The link that holds up what goes through all hosts.
+    fn slower(&self) -> LinkModel {
+        if self.hosts.count() > 1 { self.model.between_hosts } else { self.model.in_host }
+    }
+
+    fn allreduce(&mut self, algorithm: Algorithm, bytes: f64) {
+        let n = self.n() as f64;
+        match algorithm {
+            Algorithm::OneShot => {
+                self.direct(bytes);
+                self.arithmetic(n * bytes);
+            }
+            Algorithm::Ring => {
+                self.ring(2 * (self.n() - 1), bytes / n);
+                self.arithmetic((n - 1.0) / n * bytes);
+            }
+            Algorithm::RecursiveDoubling => {
+                self.folded(Some(bytes), Some(bytes), |_, _| bytes);
+                self.arithmetic(2.0 * f64::from(ceil_log2(self.n())) * bytes);
+            }
+            Algorithm::HalvingDoubling => {
+                let part = |distance: usize, count: usize| bytes * distance as f64 / count as f64;
+                self.folded(Some(bytes), None, part);
+                self.folded(None, Some(bytes), part);
+                self.arithmetic(if self.n().is_power_of_two() { bytes } else { 2.0 * bytes });
+            }
+            Algorithm::DoubleTree => self.double_tree(bytes),
+            Algorithm::Hierarchical => {
+                let owners = self.hosts.fewest() as f64;
+                self.within(bytes / owners);
+                self.arithmetic(self.hosts.most() as f64 * bytes / owners);
+                self.columns_allreduce(bytes / owners);
+                self.within(bytes / owners);
+            }
+            _ => {
+                self.direct(bytes / n);
+                self.arithmetic(bytes);
+                self.direct(bytes / n);
+            }
+        }
+    }
+
+    /// Both halves at once: in each slot, every member sends and receives four segments, two each way.
+    fn double_tree(&mut self, bytes: f64) {
+        let link = self.slower();
+        let depth = 2.0 * f64::from(ceil_log2(self.n()));
+        let fixed = link.latency + 4.0 * link.overhead;
+        let segments = segments(bytes / 2.0, 4.0 * depth * link.seconds_per_byte, fixed);
+        let segment = bytes / 2.0 / segments;
+        // Where ranks of a host are neighbours, about one inner member of each tree has children elsewhere.
+        let n = self.n();
+        let leaving = 4 * self.hosts.crossing((0..n).map(|rank| (rank, (rank + 1) % n)));
+        let before = self.total.seconds;
+        self.step(1, leaving / 4, segment);
+        let filling = self.total.seconds - before;
+        self.step(4, leaving, segment);
+        let steady = self.total.seconds - before - filling;
+        self.total.seconds = before + depth * filling + (segments - 1.0) * steady;
+        self.total.steps = segments as usize + depth as usize;
+        self.total.bytes += if n == 2 { bytes } else { 2.0 * bytes };
+        self.total.segment = segment;
+        self.arithmetic(bytes);
+    }
+
+    /// Owners and all others of each host exchange shards of `bytes`.
+    fn within(&mut self, bytes: f64) {
+        if self.hosts.most() > 1 {
+            self.step(self.hosts.most() - 1, 0, bytes);
+            self.total.bytes += (self.hosts.most() - 1) as f64 * bytes;
+        }
+    }
+
+    /// All columns reduce shards of `bytes` between hosts.
+    fn columns_allreduce(&mut self, bytes: f64) {
+        let (columns, hosts) = (self.hosts.fewest(), self.hosts.count());
+        let count = hosts as f64;
+        if hosts == 1 {
+            return;
+        }
+        if bytes <= LONGEST_DOUBLED_SHARD as f64 * self.width {
+            for _ in 0..hosts.ilog2() + 2 * u32::from(!hosts.is_power_of_two()) {
+                self.step(0, columns, bytes);
+                self.total.bytes += bytes;
+            }
+        } else if hosts <= MOST_DIRECT_HOSTS {
+            for _ in 0..2 {
+                self.step(0, columns * (hosts - 1), bytes / count);
+                self.total.bytes += (count - 1.0) * bytes / count;
+            }
+        } else {
+            for _ in 0..2 * (hosts - 1) {
+                self.step(0, columns, bytes / count);
+                self.total.bytes += bytes / count;
+            }
+        }
+        self.arithmetic(2.0 * bytes);
+    }
+
+    fn reduce(&mut self, algorithm: Algorithm, bytes: f64) {
+        let n = self.n() as f64;
+        match algorithm {
+            Algorithm::Linear => {
+                self.fan(bytes);
+                self.arithmetic(n * bytes);
+                self.total.bytes = bytes;
+            }
+            Algorithm::TwoShot => {
+                self.direct(bytes / n);
+                self.arithmetic(bytes);
+                let sent = self.total.bytes + bytes / n;
+                self.fan(bytes / n);
+                self.total.bytes = sent;
+            }
+            Algorithm::Ring => {
+                self.chain(bytes);
+                self.arithmetic(bytes);
+            }
+            Algorithm::Hierarchical => {
+                self.within(bytes);
+                self.arithmetic(self.hosts.most() as f64 * bytes);
+                self.leaders(bytes);
+                self.arithmetic(f64::from(ceil_log2(self.hosts.count())) * bytes);
+                self.total.bytes = bytes;
+            }
+            _ => {
+                self.binomial(|_| bytes);
+                self.arithmetic(f64::from(ceil_log2(self.n())) * bytes);
+                self.total.bytes = bytes;
+            }
+        }
+    }
+
+    fn broadcast(&mut self, algorithm: Algorithm, bytes: f64) {
+        let n = self.n() as f64;
+        match algorithm {
+            Algorithm::Linear => self.fan(bytes),
+            Algorithm::TwoShot => {
+                self.fan(bytes / n);
+                self.direct(bytes / n);
+            }
+            Algorithm::Ring => self.chain(bytes),
+            Algorithm::Hierarchical => {
+                self.leaders(bytes);
+                self.within(bytes);
+            }
+            _ => self.binomial(|_| bytes),
+        }
+    }
+
+    /// A binomial tree over one rank of each host.
+    fn leaders(&mut self, bytes: f64) {
+        let hosts = self.hosts.count();
+        for _ in 0..ceil_log2(hosts) {
+            self.step(0, 1, bytes);
+            self.total.bytes += bytes;
+        }
+        if !hosts.is_power_of_two() {
+            self.total.seconds -= self.model.between_hosts.latency;
+        }
+    }
+
+    fn allgather(&mut self, algorithm: Algorithm, bytes: f64) {
+        let n = self.n();
+        let block = bytes / n as f64;
+        match algorithm {
+            Algorithm::Ring => self.ring(n - 1, block),
+            Algorithm::RecursiveDoubling => {
+                self.folded(Some(block), Some(bytes), |distance, count| bytes * distance as f64 / count as f64);
+            }
+            Algorithm::Bruck => self.doubling(|distance| distance.min(n - distance) as f64 * block),
+            Algorithm::Hierarchical => self.hosts_allgather(block),
+            _ => self.direct(block),
+        }
+    }
+
+    fn hosts_allgather(&mut self, block: f64) {
+        let (owners, hosts) = (self.hosts.fewest(), self.hosts.count());
+        let given = self.hosts.most().div_ceil(owners);
+        if given > 1 {
+            self.step(given - 1, 0, block);
+        }
+        let bundle = given as f64 * block;
+        if hosts > 1 && hosts <= MOST_DIRECT_HOSTS {
+            self.step(0, owners * (hosts - 1), bundle);
+        } else if hosts > MOST_DIRECT_HOSTS {
+            (0..hosts - 1).for_each(|_| self.step(0, owners, bundle));
+        }
+        self.total.bytes += (hosts - 1) as f64 * bundle;
+        self.within(hosts as f64 * bundle);
+    }
+
+    fn reduce_scatter(&mut self, algorithm: Algorithm, bytes: f64) {
+        let n = self.n() as f64;
+        match algorithm {
+            Algorithm::Pairwise => {
+                self.pairwise(bytes / n);
+                self.arithmetic(bytes);
+            }
+            Algorithm::Ring => {
+                self.ring(self.n() - 1, bytes / n);
+                self.arithmetic(bytes);
+            }
+            Algorithm::HalvingDoubling => {
+                self.folded(Some(bytes), Some(bytes / n), |distance, count| bytes * distance as f64 / count as f64);
+                self.arithmetic(if self.n().is_power_of_two() { bytes } else { 2.0 * bytes });
+            }
+            _ => {
+                self.direct(bytes / n);
+                self.arithmetic(bytes);
+            }
+        }
+    }
+
+    fn pairwise(&mut self, block: f64) {
+        (1..self.n()).for_each(|distance| self.exchange(distance, block));
+    }
+
+    fn alltoall(&mut self, algorithm: Algorithm, bytes: f64) {
+        let n = self.n();
+        let block = bytes / n as f64;
+        match algorithm {
+            Algorithm::Bruck => {
+                let moving = |bit: usize| (0..n).filter(|number| number & bit != 0).count() as f64;
+                self.doubling(|bit| moving(bit) * block);
+                // Packed once for each step, and put in place at the end.
+                self.local(self.total.bytes + bytes, self.model.copy_seconds_per_byte);
+            }
+            Algorithm::Pairwise => self.pairwise(block),
+            _ => self.direct(block),
+        }
+    }
+
+    fn rooted_blocks(&mut self, algorithm: Algorithm, bytes: f64) {
+        let n = self.n();
+        let block = bytes / n as f64;
+        if algorithm == Algorithm::Linear {
+            self.fan(block);
+        } else {
+            self.binomial(|members| members as f64 * block);
+        }
+    }
+
+    /// What stands in for other algorithms where rank order is asked for.
+    fn ordered(&mut self, collective: Collective, algorithm: Algorithm, bytes: f64) {
+        let n = self.n() as f64;
+        let short = bytes * n <= MOST_COLLECTED as f64 * self.width;
+        match (collective, algorithm) {
+            (Collective::Allreduce, Algorithm::RecursiveDoubling) if short => {
+                self.allgather(algorithm, n * bytes);
+                self.arithmetic(n * bytes);
+            }
+            (Collective::Reduce, Algorithm::Binomial) if short => {
+                self.rooted_blocks(algorithm, n * bytes);
+                self.arithmetic(n * bytes);
+            }
+            _ => {
+                self.pairwise(bytes / n);
+                self.arithmetic(bytes);
+                match (collective, algorithm) {
+                    (Collective::Allreduce, Algorithm::Ring | Algorithm::Hierarchical) => {
+                        self.allgather(algorithm, bytes)
+                    }
+                    (Collective::Allreduce, Algorithm::DoubleTree) => self.allgather(Algorithm::Bruck, bytes),
+                    (Collective::Allreduce, _) => self.allgather(Algorithm::RecursiveDoubling, bytes),
+                    (Collective::Reduce, Algorithm::Ring) => self.rooted_blocks(Algorithm::Linear, bytes),
+                    (Collective::Reduce, _) => self.rooted_blocks(Algorithm::Binomial, bytes),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// The least k with 2^k >= n.
+fn ceil_log2(n: usize) -> u32 {
+    n.max(1).next_power_of_two().ilog2()
+}
+
+/// Into how many segments S to cut `bytes` so that `filling * bytes / S + fixed * S` is least: `filling` is what each byte
+/// of a segment costs until the pipeline is full, `fixed` what each segment costs whatever its length.
+fn segments(bytes: f64, filling: f64, fixed: f64) -> f64 {
+    let best = (bytes * filling.max(0.0) / fixed.max(1e-12)).sqrt();
+    // Segments below a page are never worth it; more than a few thousand are work for nothing.
+    best.min(bytes / 4096.0).clamp(1.0, 4096.0).round()
+}

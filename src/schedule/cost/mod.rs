@@ -1,0 +1,73 @@
+//! What plans cost: a model of links and arithmetic, a simulation of all ranks, and formulas quick enough to choose by.
+//!
+//! The model is that of Hockney with the overhead of LogGP: a message of b bytes occupies a sending and a receiving
+//! port for `overhead + b * seconds_per_byte`, and arrives `latency` later. Within a host, each rank has a port of its
+//! own each way; all ranks of a host share the two ports of its link to other hosts. Ports each way are independent.
+//!
+//! R. Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994; A. Alexandrov, M. Ionescu,
+//! K. Schauser and C. Scheiman, "LogGP", JPDC 44(1), 1997.
+
+mod formula;
+mod select;
+mod simulate;
+
+pub use formula::{Estimate, estimate};
+pub use select::{Choice, Selection, select};
+pub use simulate::{Prediction, Transfer, simulate};
+
+/// What a message costs over one kind of link.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkModel {
+    /// Seconds from the first byte leaving to its arriving, and from an empty message's posting to its end.
+    pub latency: f64,
+    /// Seconds that a port is occupied by a message of whatever length.
+    pub overhead: f64,
+    /// Seconds that a port is occupied by each byte: one over the bandwidth.
+    pub seconds_per_byte: f64,
+}
+
+/// What everything costs. Must be the same on all ranks wherever a choice depends on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostModel {
+    /// Between ranks of one host.
+    pub in_host: LinkModel,
+    /// Between hosts.
+    pub between_hosts: LinkModel,
+    /// Seconds for each byte of each operand of a reduction.
+    pub reduce_seconds_per_byte: f64,
+    /// Seconds for each byte copied.
+    pub copy_seconds_per_byte: f64,
+}
+
+impl LinkModel {
+    /// Shared memory of one host: the figures of a small server, 5 GB/s for a message between two ranks.
+    pub const SHARED_MEMORY: LinkModel = LinkModel { latency: 0.3e-6, overhead: 0.2e-6, seconds_per_byte: 1.0 / 5e9 };
+
+    /// TCP within one host.
+    pub const LOOPBACK: LinkModel = LinkModel { latency: 6e-6, overhead: 3e-6, seconds_per_byte: 1.0 / 2e9 };
+
+    /// TCP over Ethernet of the given speed, switched.
+    pub const fn ethernet(gigabits_per_second: f64) -> LinkModel {
+        LinkModel { latency: 25e-6, overhead: 4e-6, seconds_per_byte: 8e-9 / gigabits_per_second }
+    }
+
+    /// Seconds that a port is occupied by a message of `bytes`.
+    pub fn occupied(&self, bytes: f64) -> f64 {
+        self.overhead + bytes * self.seconds_per_byte
+    }
+}
+
+impl Default for CostModel {
+    /// Shared memory within hosts and 10 Gbit/s between them; arithmetic and copies as one core does them from memory.
+    fn default() -> Self {
+        Self {
+            in_host: LinkModel::SHARED_MEMORY,
+            between_hosts: LinkModel::ethernet(10.0),
+            reduce_seconds_per_byte: 1.0 / 12e9,
+            copy_seconds_per_byte: 1.0 / 12e9,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

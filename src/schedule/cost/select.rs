@@ -1,0 +1,213 @@
+//! Which algorithm a call should use, and why.
+
+use super::super::plan::partials_travel;
+use super::super::{Hosts, algorithms_for};
+use super::{CostModel, Estimate, estimate};
+use crate::types::{Algorithm, Collective, DataType};
+
+/// What the choice depends on. Every field, and the cost model too, must be the same on all ranks, or messages would
+/// not meet.
+#[derive(Clone, Copy, Debug)]
+pub struct Selection<'a> {
+    /// The collective.
+    pub collective: Collective,
+    /// Elements of the whole buffer: for collectives of blocks, of all blocks together; for alltoall, of all blocks that
+    /// one rank sends. For an alltoall of unequal blocks no rank knows what others exchange: give 0.
+    pub elements: usize,
+    /// The element type; halves travel as `f32` where partial results do.
+    pub dtype: DataType,
+    /// The number of ranks.
+    pub size: usize,
+    /// As [`PlanRequest::hosts`](super::super::PlanRequest::hosts).
+    pub hosts: &'a [usize],
+    /// For alltoall: whether all blocks have the same length.
+    pub equal: bool,
+    /// As [`PlanRequest::deterministic`](super::super::PlanRequest::deterministic).
+    pub deterministic: bool,
+    /// The algorithm the user asked for, if any.
+    pub forced: Option<Algorithm>,
+}
+
+/// An algorithm, and why it was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Why, in words.
+    pub reason: String,
+    /// Elements of a segment, for [`PlanRequest::segment`](super::super::PlanRequest::segment).
+    pub segment: usize,
+    /// What each algorithm that could serve would cost by formula, the fastest first.
+    pub alternatives: Vec<(Algorithm, Estimate)>,
+}
+
+/// The most ranks for which direct algorithms are preferred to others whatever the formulas say: they reduce in rank
+/// order, round halves once, and have the fewest steps; and with so few ranks, n - 1 messages at once crowd no port.
+const MOST_DIRECT: usize = 8;
+
+/// The longest buffer for one-shot, in bytes, which needs scratch for n - 1 of it.
+const MOST_ONE_SHOT: usize = 1 << 20;
+
+/// Chooses an algorithm by formula. Costs O(size^2) at most; well below a millisecond for 64 ranks.
+///
+/// A forced algorithm that does not serve the collective is not an error, since it is usually meant for another
+/// collective of the same program; the reason says so.
+pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
+    let hosts = Hosts::new(selection.hosts, selection.size);
+    let mut alternatives: Vec<(Algorithm, Estimate)> = algorithms_for(selection.collective)
+        .iter()
+        .filter(|&&algorithm| {
+            algorithm != Algorithm::Bruck || selection.collective != Collective::Alltoall || selection.equal
+        })
+        .map(|&algorithm| {
+            let moved = (selection.elements, width_on_the_wire(selection, algorithm, &hosts));
+            (algorithm, estimate(selection.collective, algorithm, moved, &hosts, selection.deterministic, model))
+        })
+        .collect();
+    alternatives.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
+    let (algorithm, reason) = decide(selection, &hosts, &alternatives);
+    let bytes = alternatives.iter().find(|(other, _)| *other == algorithm).map_or(0.0, |(_, cost)| cost.segment);
+    let width = width_on_the_wire(selection, algorithm, &hosts) as f64;
+    let segment = if bytes > 0.0 { (bytes / width).ceil() as usize } else { selection.elements };
+    Choice { algorithm, reason, segment: segment.max(1), alternatives }
+}
+
+/// Bytes of an element as it travels: halves are twice as wide where partial results are.
+pub(in crate::schedule) fn width_on_the_wire(selection: &Selection<'_>, algorithm: Algorithm, hosts: &Hosts) -> usize {
+    let wide =
+        selection.dtype.is_half() && partials_travel(selection.collective, algorithm, hosts, selection.deterministic);
+    selection.dtype.size() * if wide { 2 } else { 1 }
+}
+
+/// The choice among alternatives that are sorted by time.
+fn decide(selection: &Selection<'_>, hosts: &Hosts, alternatives: &[(Algorithm, Estimate)]) -> (Algorithm, String) {
+    let Selection { collective, size, .. } = *selection;
+    let Some(&(fastest, _)) = alternatives.first() else {
+        return (Algorithm::Linear, format!("{collective} is one instruction"));
+    };
+    let mut ignored = String::new();
+    if let Some(forced) = selection.forced {
+        if alternatives.iter().any(|(algorithm, _)| *algorithm == forced) {
+            return (forced, "asked for".into());
+        }
+        ignored = format!("{forced} was asked for and cannot serve {collective}; ");
+    }
+    let choose = |algorithm: Algorithm, reason: String| (algorithm, format!("{ignored}{reason}"));
+    if size == 1 {
+        return choose(algorithms_for(collective)[0], "one rank has nothing to exchange".into());
+    }
+    let few = size <= MOST_DIRECT && collective == Collective::Allreduce;
+    let layered = hosts.count() > 1 && hosts.most() > 1;
+    let mut candidates = alternatives.iter().filter(|(algorithm, _)| match algorithm {
+        Algorithm::OneShot if collective == Collective::Allreduce => {
+            selection.elements.saturating_mul(selection.dtype.size()) <= MOST_ONE_SHOT
+        }
+        Algorithm::TwoShot => true,
+        // Without several ranks on several hosts it is a flat algorithm by another name.
+        Algorithm::Hierarchical => layered,
+        _ => !few,
+    });
+    let Some(&(algorithm, cost)) = candidates.next() else {
+        return choose(fastest, "the only one that serves".into());
+    };
+    let beaten = candidates.next().map(|(next, other)| {
+        format!("{} by formula, against {} for {next}", micros(cost.seconds), micros(other.seconds))
+    });
+    let why = match beaten {
+        None => "the only one that serves".into(),
+        Some(beaten) if few => format!("direct or by host, since ranks are few; {beaten}"),
+        Some(beaten) => beaten,
+    };
+    choose(algorithm, why)
+}
+
+/// Seconds in a unit that people read.
+pub(in crate::schedule) fn micros(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{:.1} us", s * 1e6),
+        s if s < 1.0 => format!("{:.2} ms", s * 1e3),
+        s => format!("{s:.2} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selection(collective: Collective, elements: usize, size: usize) -> Selection<'static> {
+        Selection {
+            collective,
+            elements,
+            dtype: DataType::F32,
+            size,
+            hosts: &[],
+            equal: true,
+            deterministic: false,
+            forced: None,
+        }
+    }
+
+    fn chosen(selection: &Selection<'_>) -> Algorithm {
+        select(selection, &CostModel::default()).algorithm
+    }
+
+    #[test]
+    fn few_ranks_speak_directly() {
+        for size in 2..=8 {
+            assert_eq!(chosen(&selection(Collective::Allreduce, 1, size)), Algorithm::OneShot);
+            for elements in [1 << 20, 1 << 25] {
+                assert_eq!(chosen(&selection(Collective::Allreduce, elements, size)), Algorithm::TwoShot);
+            }
+        }
+    }
+
+    #[test]
+    fn many_ranks_take_few_steps_for_little_and_few_bytes_for_much() {
+        let hosts: Vec<usize> = (0..64).collect();
+        let spread = |elements| Selection { hosts: &hosts, ..selection(Collective::Allreduce, elements, 64) };
+        assert_eq!(chosen(&spread(1)), Algorithm::RecursiveDoubling);
+        let much = chosen(&spread(1 << 26));
+        assert!(matches!(much, Algorithm::Ring | Algorithm::TwoShot | Algorithm::HalvingDoubling), "{much}");
+    }
+
+    #[test]
+    fn ranks_that_share_hosts_go_by_host() {
+        let hosts: Vec<usize> = (0..16).map(|rank| rank / 8).collect();
+        let layered = Selection { hosts: &hosts, ..selection(Collective::Allreduce, 1 << 22, 16) };
+        assert_eq!(chosen(&layered), Algorithm::Hierarchical);
+    }
+
+    #[test]
+    fn what_is_asked_for_is_taken_where_it_can_serve() {
+        let forced = Selection { forced: Some(Algorithm::Ring), ..selection(Collective::Allreduce, 1, 4) };
+        let choice = select(&forced, &CostModel::default());
+        assert_eq!((choice.algorithm, &*choice.reason), (Algorithm::Ring, "asked for"));
+        let elsewhere = Selection { forced: Some(Algorithm::Ring), ..selection(Collective::Barrier, 0, 4) };
+        let choice = select(&elsewhere, &CostModel::default());
+        assert_eq!(choice.algorithm, Algorithm::Dissemination);
+        assert!(choice.reason.contains("ring was asked for and cannot serve barrier"), "{}", choice.reason);
+        let unequal =
+            Selection { forced: Some(Algorithm::Bruck), equal: false, ..selection(Collective::Alltoall, 0, 4) };
+        assert_ne!(chosen(&unequal), Algorithm::Bruck);
+    }
+
+    #[test]
+    fn halves_travel_wider_where_partial_results_do() {
+        let hosts = Hosts::new(&[], 16);
+        let halves = Selection { dtype: DataType::BF16, ..selection(Collective::Allreduce, 1 << 20, 16) };
+        assert_eq!(width_on_the_wire(&halves, Algorithm::Ring, &hosts), 4);
+        assert_eq!(width_on_the_wire(&halves, Algorithm::TwoShot, &hosts), 2);
+        let ordered = Selection { deterministic: true, ..halves };
+        assert_eq!(width_on_the_wire(&ordered, Algorithm::Ring, &hosts), 2);
+    }
+
+    #[test]
+    fn pipelined_algorithms_get_a_segment() {
+        let choice = select(
+            &Selection { forced: Some(Algorithm::Ring), ..selection(Collective::Broadcast, 1 << 22, 8) },
+            &CostModel::default(),
+        );
+        assert!((1024..1 << 21).contains(&choice.segment), "{}", choice.segment);
+        assert_eq!(select(&selection(Collective::Barrier, 0, 8), &CostModel::default()).segment, 1);
+    }
+}
