@@ -33,7 +33,7 @@ fn main() -> phalanx::Result<()> {
         lower.allreduce(&mut data, ReduceOp::Max)?;
         assert_eq!(data, [half.len() as i32 - 1]);
     }
-    assert_eq!(in_parity.wait()?, vec![same.iter().sum(); 10]);
+    assert_eq!(in_parity.wait()?, vec![same.iter().sum::<u64>(); 10]);
     assert_eq!(in_world.wait()?, vec![size as u32; 1000]);
 
     println!("rank {rank} of {size}: rank {} of the {} with colour {colour}", parity.rank(), parity.size());

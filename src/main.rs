@@ -1,3 +1,7 @@
 //! The command line.
+
 mod cli;
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}
