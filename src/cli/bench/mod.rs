@@ -10,7 +10,7 @@ mod layout;
 mod measure;
 mod namespaces;
 mod report;
-mod sizes;
+pub(super) mod sizes;
 mod values;
 
 use std::io::{Stdout, stdout};
