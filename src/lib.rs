@@ -27,17 +27,29 @@ pub mod reduce;
 
 pub mod wire;
 
+pub mod membership;
+
 pub mod sys;
 
 pub mod transport;
+
+pub mod bootstrap;
 
 pub mod executor;
 
 pub mod comm;
 
+pub mod observe;
+
+pub mod launch;
+
 #[doc(hidden)]
 pub mod testing;
 
 // The public interface.
-pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, thread_world};
+pub use bootstrap::Config;
+pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, init, thread_world};
 pub use types::{Algorithm, DataType, Element, Error, Fault, ReduceOp, Reduction, Result, TransportKind};
+
+#[cfg(feature = "python")]
+pub mod python;

@@ -241,6 +241,11 @@ impl Call {
         if self.is_in_place(rank) { (0, output) } else { (input, output) }
     }
 
+    /// Whether only the two ranks of each exchange know its length.
+    pub(super) fn is_unequal(&self) -> bool {
+        matches!(self.extent, Extent::Exchange { .. })
+    }
+
     /// Bytes by which an algorithm is chosen: the same number on every rank.
     pub(super) fn bytes(&self, size: usize) -> usize {
         let elements = match &self.extent {

@@ -240,6 +240,28 @@ impl Communicator {
         outcome
     }
 
+    /// Runs a call to its end, for threads that others may want to interrupt: asks `go_on` about every `period`, and
+    /// gives the operation up on every rank when it says no.
+    ///
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit), for the length of this call.
+    pub unsafe fn run_while(
+        &self,
+        call: &Call,
+        input: *const u8,
+        output: *mut u8,
+        period: Duration,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        // SAFETY: as in `run`.
+        let handle = unsafe { self.start(call, input, output, None, false)? };
+        let guard = GiveUpOnUnwind(&handle);
+        let outcome = guard.0.wait_while(period, go_on);
+        std::mem::forget(guard);
+        outcome
+    }
+
     /// # Safety
     ///
     /// As [`submit`](Self::submit).
@@ -271,6 +293,7 @@ impl Communicator {
             schedule: plan.schedule,
             dtype: call.dtype,
             reduction: Arc::new(reduction),
+            unequal: call.is_unequal(),
             contributions: self.size(),
             input: if input_count == 0 { std::ptr::null() } else { input },
             input_count,

@@ -1,16 +1,19 @@
 //! From a description of the world to a communicator over real transports.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::communicator::{Communicator, Settings};
 use super::world::World;
+use crate::bootstrap::{self, Config, Introduction, Rendezvous};
 use crate::executor::{Dial, Engine, EngineConfig};
+use crate::membership::Member;
 use crate::sys;
-use crate::transport::connect::{Connector, ConnectorConfig};
-use crate::transport::listen::Listeners;
+use crate::transport::connect::{Connector, ConnectorConfig, PeerAddress, TransportPolicy};
+use crate::transport::listen::{ListenAddresses, ListenConfig, Listeners};
 use crate::transport::sleep::Sleeper;
-use crate::types::{CommunicatorId, Error, Result, View};
+use crate::types::{CommunicatorId, Deadline, Error, Generation, Result, TransportKind, View};
 
 /// How long a waiting thread polls before it sleeps. A sleep and the wake-up that ends it cost 5 to 50 us; polling as
 /// long as that costs at most twice the best choice.
@@ -50,6 +53,102 @@ pub(crate) fn member(
     let _ = slot.set(connector);
     let world = Arc::new(World::new(engine, Some(Box::new(slot))));
     Communicator::new(world, CommunicatorId::WORLD, (0..size).collect(), rank, view, settings)
+}
+
+/// The communicator of all ranks, as this process's environment describes it: what `phalanx run`, `mpirun`, `mpiexec`,
+/// `srun` or `torchrun` left there, or the `PHALANX_` variables set by hand. A world of one when nothing suggests
+/// otherwise.
+///
+/// Meets all other ranks, and so blocks until the last has come or the start-up deadline has passed.
+///
+/// # Errors
+///
+/// [`Error::Environment`] names the variables that are half set or contradict each other; [`Error::Timeout`] names
+/// the ranks that did not come.
+pub fn init() -> Result<Communicator> {
+    Config::from_env()?.connect()
+}
+
+impl Config {
+    /// Meets the other ranks and makes the communicator of all.
+    ///
+    /// # Errors
+    ///
+    /// As [`init`].
+    pub fn connect(&self) -> Result<Communicator> {
+        let deadline = Deadline::after(Instant::now(), self.settings.start_timeout);
+        let (rank, size) = (self.launch.rank, self.launch.size);
+        let settings = Settings {
+            timeout: self.settings.timeout,
+            algorithm: self.settings.algorithm,
+            deterministic: self.settings.deterministic,
+        };
+        if size == 1 {
+            let view = View { generation: Generation::FIRST, hosts: vec![0] };
+            let engine = Engine::new(0, 1, Box::new(Nobody), sleeper()?, engine_config(1))?;
+            let world = Arc::new(World::new(engine, None));
+            return Communicator::new(world, CommunicatorId::WORLD, [0].into(), 0, view, settings);
+        }
+        let transport = match self.settings.transport {
+            None => TransportPolicy::Auto,
+            Some(TransportKind::Shm) => TransportPolicy::Shm,
+            Some(TransportKind::Tcp) => TransportPolicy::Tcp,
+            Some(TransportKind::Inproc) => {
+                return Err(Error::environment(
+                    "the transport inproc is for ranks that are threads of one process",
+                    "set PHALANX_TRANSPORT to shm or tcp, or unset it",
+                ));
+            }
+        };
+        let listeners = Listeners::bind(&ListenConfig {
+            address: address_towards(&self.launch.rendezvous),
+            interface: self.settings.interface.clone(),
+            ports: self.settings.ports.clone(),
+            shared_memory: transport != TransportPolicy::Tcp,
+        })?;
+        let roster = bootstrap::join(self, Introduction::new(listeners.addresses()), deadline)?;
+        let peer = |member: &Member| -> Result<PeerAddress> {
+            let addresses = ListenAddresses::decode(&member.addresses)?;
+            Ok(PeerAddress { rank: member.rank, addresses })
+        };
+        let peers = roster.members.iter().map(peer).collect::<Result<_>>()?;
+        let config = ConnectorConfig::new(rank, roster.generation, roster.key.clone(), peers);
+        let sockets = self.settings.sockets.and_then(|sockets| u8::try_from(sockets).ok());
+        let sockets_per_peer = sockets.unwrap_or(config.sockets_per_peer);
+        let config = ConnectorConfig { transport, sockets_per_peer, ..config };
+        member(listeners, config, roster.view, settings)
+    }
+}
+
+/// The local address that routes to the rendezvous: there the others can reach this member.
+fn address_towards(rendezvous: &Rendezvous) -> IpAddr {
+    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    // A connected UDP socket asks the routing table and sends nothing.
+    let route = |target: SocketAddr| -> Option<IpAddr> {
+        let any: IpAddr = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(target).ok()?;
+        socket.local_addr().ok().map(|address| address.ip())
+    };
+    let found = match rendezvous {
+        Rendezvous::Alone | Rendezvous::Unix { .. } | Rendezvous::Local | Rendezvous::Unknown { .. } => None,
+        Rendezvous::Tcp { address, .. } => {
+            address.to_socket_addrs().ok().and_then(|mut targets| targets.next()).and_then(route)
+        }
+        // Where rank 0 is, is not known yet: the way to the world outside, by an address set aside for documentation
+        // (RFC 5737), is the best guess.
+        Rendezvous::File(_) | Rendezvous::Pmi | Rendezvous::Pmix => {
+            route(SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9)))
+        }
+    };
+    found.unwrap_or(loopback)
+}
+
+/// For a world of one, where nobody is dialled.
+struct Nobody;
+
+impl Dial for Nobody {
+    fn dial(&mut self, _peer: usize) {}
 }
 
 /// Passes the engine's wishes on to the connector, as long as there is one.

@@ -31,6 +31,20 @@ impl Handle {
         outcome
     }
 
+    /// Waits until the operation has ended, and asks `go_on` about every `period` whether to wait on. When it says no,
+    /// the operation is given up on every rank, and its memory is the caller's again.
+    pub fn wait_while(&self, period: Duration, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
+        loop {
+            if let Some(outcome) = self.wait_for(period) {
+                return outcome;
+            }
+            if !go_on() {
+                self.give_up("the wait was interrupted");
+                return self.wait();
+            }
+        }
+    }
+
     /// Whether the operation has ended. Neither waits nor moves anything.
     pub fn is_done(&self) -> bool {
         self.completion.is_done()

@@ -20,11 +20,12 @@ mod threads;
 mod world;
 
 pub use call::Call;
-pub(crate) use connect::member;
-pub use threads::thread_world;
-pub(crate) use threads::thread_world_on;
 pub use communicator::{Communicator, Settings};
+pub use connect::init;
+pub(crate) use connect::member;
 pub use handle::Handle;
 pub use pending::Pending;
 pub use scope::{Scope, ScopedHandle};
+pub use threads::thread_world;
+pub(crate) use threads::thread_world_on;
 pub use world::Statistics;

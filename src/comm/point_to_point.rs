@@ -137,6 +137,7 @@ impl Communicator {
             schedule: Arc::new(schedule),
             dtype,
             reduction: Arc::new(Reduction::new(ReduceOp::Sum)),
+            unequal: false,
             contributions: 1,
             input: std::ptr::null(),
             input_count: 0,

@@ -69,7 +69,11 @@ pub(crate) fn thread_world_on(hosts: &[usize]) -> Result<Vec<Communicator>> {
 }
 
 fn endpoint(lane: impl Lane + 'static) -> Box<dyn Endpoint> {
-    Box::new(StreamEndpoint::new(vec![Box::new(lane)], Generation::FIRST, StreamConfig::for_kind(TransportKind::Inproc)))
+    Box::new(StreamEndpoint::new(
+        vec![Box::new(lane)],
+        Generation::FIRST,
+        StreamConfig::for_kind(TransportKind::Inproc),
+    ))
 }
 
 /// Passes wishes for connections on to the thread that makes them.

@@ -10,7 +10,7 @@ use super::engine::Dial;
 use super::operation::{Message, Operation, Work};
 use super::scratch::ScratchPool;
 use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendRequest, Token};
-use crate::types::{CommunicatorId, Error, Result, Signature, Tag, TransportKind};
+use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag, TransportKind};
 use crate::wire::notice::Notice;
 
 /// A peer, by world rank.
@@ -183,7 +183,6 @@ impl Core {
             completion.finish(Err(cause.clone()), work.keep.take());
             return self.tell_abort(tag, &cause);
         }
-        let signature = work.signature;
         // SAFETY: the caller's promise.
         let operation = unsafe { Operation::new(work, tag, completion.clone(), now, &mut self.pool) };
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -191,10 +190,11 @@ impl Core {
             self.slots.len() - 1
         });
         self.slots[slot].uses = self.slots[slot].uses.wrapping_add(1) & 0xff_ffff;
+        let differs = early.into_iter().find(|(_, theirs)| !operation.agrees_with(theirs));
         self.slots[slot].operation = Some(operation);
         self.by_tag.insert(tag, slot);
         self.active += 1;
-        if let Some(&(from, theirs)) = early.iter().find(|(_, theirs)| *theirs != signature) {
+        if let Some((from, theirs)) = differs {
             return self.fail_with_mismatch(slot, from, theirs);
         }
         self.run_steps(slot);
@@ -235,7 +235,9 @@ impl Core {
         let Some(operation) = &self.slots[slot].operation else {
             return Ok(());
         };
-        let (tag, signature, token) = (operation.tag, operation.signature, token::new(slot, uses, number));
+        let (Message::Send { bytes, .. } | Message::Recv { bytes, .. }) = &message;
+        let (tag, token) = (operation.tag, token::new(slot, uses, number));
+        let signature = operation.message_signature(*bytes);
         let (peer, request) = match message {
             Message::Send { peer, source, bytes } => {
                 (peer, Request::Send(SendRequest { tag, signature, source, bytes, token }))
@@ -322,8 +324,10 @@ impl Core {
             Event::Sent(token) | Event::Received(token) => self.handle_complete(token),
             Event::Early { tag, signature } => self.handle_early(peer, tag, signature),
             Event::Mismatch { tag, theirs } => {
-                if let Some(&slot) = self.by_tag.get(&tag) {
-                    self.fail_with_mismatch(slot, peer, theirs);
+                match self.by_tag.get(&tag) {
+                    Some(&slot) => self.fail_with_mismatch(slot, peer, theirs),
+                    // The operation has ended here since.
+                    None => self.handle_early(peer, tag, theirs),
                 }
             }
             Event::Notice(frame) => match Notice::decode(&frame.0) {
@@ -378,14 +382,19 @@ impl Core {
             return self.notify(peer, notice);
         }
         if let Some(&slot) = self.by_tag.get(&tag) {
-            let matches = self.slots[slot].operation.as_ref().is_none_or(|here| here.signature == signature);
+            let matches = self.slots[slot].operation.as_ref().is_none_or(|here| here.agrees_with(&signature));
             if !matches {
                 self.fail_with_mismatch(slot, peer, signature);
             }
         } else if tag.sequence >= channel.next_sequence {
             channel.remember_early(tag.sequence, peer, signature);
         } else if let Some(ours) = channel.ended_call(tag.sequence)
-            && ours != signature
+            // The counts of an alltoall may be those of single exchanges.
+            && ours != (if ours.collective == Collective::Alltoall {
+                Signature { count: ours.count, ..signature }
+            } else {
+                signature
+            })
         {
             let cause =
                 Error::Mismatch { sequence: tag.sequence, ours: (channel.rank, ours), theirs: (from, signature) };
@@ -431,10 +440,11 @@ impl Core {
         let Some(channel) = self.channels.get(&operation.tag.communicator) else {
             return;
         };
+        let from = channel.rank_of(peer).unwrap_or(peer);
         let cause = Error::Mismatch {
             sequence: operation.tag.sequence,
-            ours: (channel.rank, operation.signature),
-            theirs: (channel.rank_of(peer).unwrap_or(peer), theirs),
+            ours: (channel.rank, operation.call_towards(from)),
+            theirs: (from, theirs),
         };
         self.fail(slot, cause, true);
     }

@@ -25,6 +25,8 @@ pub struct Work {
     pub dtype: DataType,
     /// The reduction. Ignored by schedules without any.
     pub reduction: Arc<Reduction>,
+    /// Whether each message has a length that only its two ranks know, so that it travels under its own count.
+    pub unequal: bool,
     /// How many contributions an average divides by.
     pub contributions: usize,
     /// The caller's input; null for in-place calls.
@@ -70,6 +72,7 @@ pub(super) struct Operation {
     pub outstanding: usize,
     /// Which instructions of the current step are complete.
     complete: Vec<bool>,
+    unequal: bool,
     /// The type the schedule runs on: the caller's, or `f32` for widened halves.
     dtype: DataType,
     reduction: Arc<Reduction>,
@@ -165,6 +168,7 @@ impl Operation {
             step_told: false,
             outstanding: 0,
             complete: Vec::new(),
+            unequal: work.unequal,
             dtype,
             finish: if reduces { Finish { divisor, factor: reduction.postscale } } else { Finish::NONE },
             input,
@@ -187,6 +191,31 @@ impl Operation {
     /// Whether a user's function panicked in it.
     pub fn is_spoilt(&self) -> bool {
         self.spoilt.as_ref().is_some_and(|spoilt| spoilt.load(Ordering::Relaxed))
+    }
+
+    /// The signature under which a message of `bytes` bytes travels.
+    pub fn message_signature(&self, bytes: usize) -> Signature {
+        if self.unequal {
+            Signature { count: (bytes / self.dtype.size()) as u64, ..self.signature }
+        } else {
+            self.signature
+        }
+    }
+
+    /// Whether a peer's message may belong to this call, as far as its signature tells.
+    pub fn agrees_with(&self, theirs: &Signature) -> bool {
+        let ours = if self.unequal { Signature { count: theirs.count, ..self.signature } } else { self.signature };
+        ours == *theirs
+    }
+
+    /// This call as it should be shown beside `peer`'s: with the count of the message that is expected from it.
+    pub fn call_towards(&self, peer: usize) -> Signature {
+        let step = self.schedule.steps.get(self.step);
+        let expected = step.into_iter().flat_map(|step| &step.instructions).find_map(|instruction| match instruction {
+            Instruction::Recv { peer: from, target } if *from == peer => Some(self.bytes(target)),
+            _ => None,
+        });
+        expected.map_or(self.signature, |bytes| self.message_signature(bytes))
     }
 
     /// Resolves the messages of the current step, by instruction number.

@@ -269,6 +269,7 @@ impl Cluster {
             schedule: Arc::new(schedule),
             dtype: DataType::I64,
             reduction: Arc::new(Reduction::new(ReduceOp::Sum)),
+            unequal: false,
             contributions: size,
             input: if in_place { std::ptr::null() } else { input.as_ptr().cast() },
             input_count: if in_place { 0 } else { count },

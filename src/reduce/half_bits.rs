@@ -94,7 +94,7 @@ mod tests {
             .flat_map(|bit| [(1u32 << bit) - 1, 1 << bit, (1 << bit) + 1])
             .chain([0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8001, 0xffff])
             .collect();
-        for upper in 0..=u32::from(u16::MAX) {
+        for upper in (0..=u32::from(u16::MAX)).step_by(if cfg!(miri) { 509 } else { 1 }) {
             for &lower in &lower {
                 let single = f32::from_bits(upper << 16 | lower & 0xffff);
                 let context = format!("{:#010x}", single.to_bits());

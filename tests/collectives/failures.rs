@@ -17,9 +17,11 @@ fn a_rank_that_vanishes_is_named_by_all_others_at_once() {
         for size in [2, 4, 5] {
             for count in COUNTS {
                 let victim = size - 1;
+                let over = Barrier::new(size);
                 let outcomes = on_world(kind, size, |comm| {
                     let mut data = vec![1f32; count];
                     comm.allreduce(&mut data, ReduceOp::Sum).expect("all are there");
+                    over.wait();
                     if comm.rank() == victim {
                         testing::vanish(&comm);
                         return None;

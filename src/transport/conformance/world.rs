@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::transport::{Accumulate, Endpoint, Event, Notice, Receive, RecvRequest, SendRequest, Token};
 use crate::types::{
-    Algorithm, Collective, CommunicatorId, DataType, Finish, Order, ReduceOp, Reduction, Signature, Tag,
+    Algorithm, Collective, CommunicatorId, DataType, Finish, Order, ReduceOp, Reduction, Signature, Tag, TransportKind,
 };
 
 /// How long anything here may take before the test is given up.
@@ -150,6 +150,16 @@ impl Side {
         self.recv_as(tag, signature, memory, Receive::Store)
     }
 
+    /// Sends memory that lives for ever, and may be sent many times.
+    pub fn send_shared(&mut self, tag: Tag, signature: Signature, source: &'static [u8]) -> Token {
+        let token = Token(self.next_token);
+        self.next_token += 1;
+        let (source, bytes) = (source.as_ptr(), source.len());
+        // SAFETY: it stays readable for ever, and nobody writes to it.
+        unsafe { self.endpoint.post_send(SendRequest { tag, signature, source, bytes, token }) };
+        token
+    }
+
     pub fn notify(&mut self, text: &[u8]) {
         self.endpoint.notify(Notice(Arc::from(text)));
     }
@@ -172,9 +182,14 @@ impl Side {
         self.events.contains(wanted)
     }
 
-    /// How often it was said.
-    pub fn count(&self, wanted: &Event) -> usize {
-        self.events.iter().filter(|event| *event == wanted).count()
+    /// How many such events there were.
+    pub fn count(&self, wanted: impl Fn(&Event) -> bool) -> usize {
+        self.events.iter().filter(|event| wanted(event)).count()
+    }
+
+    /// Drops the endpoint: what a peer sees when this process dies.
+    pub fn kill(&mut self) {
+        self.endpoint = Box::new(Gone);
     }
 
     /// The text with which the link failed, if it has.
@@ -183,6 +198,48 @@ impl Side {
             Event::Failed(text) => Some(text.as_ref()),
             _ => None,
         })
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        // Whatever happens to the test, the endpoint goes before the memory that it may write to.
+        self.endpoint = Box::new(Gone);
+    }
+}
+
+/// What is left of a dropped endpoint.
+struct Gone;
+
+impl Endpoint for Gone {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Inproc
+    }
+
+    fn link(&self) -> Arc<str> {
+        "gone".into()
+    }
+
+    unsafe fn post_send(&mut self, _: SendRequest) {}
+
+    unsafe fn post_recv(&mut self, _: RecvRequest) {}
+
+    fn notify(&mut self, _: Notice) {}
+
+    fn cancel(&mut self, _: Tag) {}
+
+    fn progress(&mut self, _: &mut Vec<Event>) -> bool {
+        false
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
+    fn say_goodbye(&mut self) {}
+
+    fn is_drained(&self) -> bool {
+        true
     }
 }
 
@@ -230,12 +287,11 @@ impl Pair {
         let begun = Instant::now();
         let mut quiet = 0;
         while quiet < 3 {
-            let moved = self.a.progress() | self.b.progress();
-            quiet = if moved { 0 } else { quiet + 1 };
-            if !moved && !(self.a.endpoint.prepare_sleep() && self.b.endpoint.prepare_sleep()) {
+            if self.a.progress() | self.b.progress() {
                 quiet = 0;
-            }
-            if !moved {
+            } else {
+                let rests = self.a.endpoint.prepare_sleep() && self.b.endpoint.prepare_sleep();
+                quiet = if rests { quiet + 1 } else { 0 };
                 std::thread::sleep(Duration::from_micros(200));
             }
             assert!(begun.elapsed() < PATIENCE, "does not come to rest");

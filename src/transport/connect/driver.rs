@@ -385,7 +385,8 @@ impl Driver {
                             connection.lane = lane;
                             Stage::Up
                         }
-                        Purpose::Shm => Stage::AwaitsOffer,
+                        // `decide` lets nobody in who wants the rendezvous.
+                        Purpose::Shm | Purpose::Rendezvous => Stage::AwaitsOffer,
                     });
                 }
                 Err(refusal) => {

@@ -177,7 +177,7 @@ impl Driver {
         };
         let socket = match purpose {
             Purpose::Shm => unix::connect(unix.ok_or_else(nothing)?)?,
-            Purpose::Tcp { .. } => {
+            Purpose::Tcp { .. } | Purpose::Rendezvous => {
                 let target = target.ok_or_else(nothing)?;
                 // From the chosen interface, like what is accepted.
                 let own = self.listeners.addresses().tcp.first().copied();

@@ -9,38 +9,38 @@ use crate::transport::lane::LaneError;
 use crate::transport::listen::ListenConfig;
 use crate::types::{Fault, TransportKind};
 
-pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SOON: Duration = Duration::from_secs(20);
 
 type Outcome = (usize, Result<Vec<Box<dyn Lane>>>);
 
-pub(super) struct Member {
-    pub(super) connector: Connector,
-    pub(super) sleeper: Arc<Sleeper>,
+struct Member {
+    connector: Connector,
+    sleeper: Arc<Sleeper>,
     outcomes: mpsc::Receiver<Outcome>,
     addresses: ListenAddresses,
 }
 
 impl Member {
-    pub(super) fn next(&self) -> Outcome {
+    fn next(&self) -> Outcome {
         self.outcomes.recv_timeout(SOON).expect("an outcome")
     }
 
-    pub(super) fn lanes(&self) -> (usize, Vec<Box<dyn Lane>>) {
+    fn lanes(&self) -> (usize, Vec<Box<dyn Lane>>) {
         let (peer, outcome) = self.next();
         (peer, outcome.unwrap())
     }
 }
 
-pub(super) fn bind(address: IpAddr) -> Listeners {
+fn bind(address: IpAddr) -> Listeners {
     Listeners::bind(&ListenConfig { address, interface: None, ports: None, shared_memory: true }).unwrap()
 }
 
-pub(super) fn key() -> JobKey {
+fn key() -> JobKey {
     JobKey::from_bytes([3; 32])
 }
 
-pub(super) fn start(listeners: Listeners, config: ConnectorConfig) -> Member {
+fn start(listeners: Listeners, config: ConnectorConfig) -> Member {
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let addresses = listeners.addresses().clone();
     let (sender, outcomes) = mpsc::channel();
@@ -114,7 +114,7 @@ mod conformance {
     }
 
     fn carrier(kind: TransportKind, change: fn(&mut ConnectorConfig)) -> Carrier {
-        Carrier { pair: Box::new(move || pair(change)), eager_limit: StreamConfig::for_kind(kind).eager_limit }
+        Carrier::over_streams(StreamConfig::for_kind(kind), move || pair(change))
     }
 
     mod shm {
@@ -161,7 +161,7 @@ mod conformance {
     }
 }
 
-pub(super) fn write_all(lane: &mut dyn Lane, sleeper: &Sleeper, mut bytes: &[u8]) {
+fn write_all(lane: &mut dyn Lane, sleeper: &Sleeper, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let count = lane.write(&[], bytes).unwrap();
         bytes = &bytes[count..];
@@ -171,7 +171,7 @@ pub(super) fn write_all(lane: &mut dyn Lane, sleeper: &Sleeper, mut bytes: &[u8]
     }
 }
 
-pub(super) fn read_exactly(lane: &mut dyn Lane, sleeper: &Sleeper, count: usize) -> Vec<u8> {
+fn read_exactly(lane: &mut dyn Lane, sleeper: &Sleeper, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     let mut have = 0;
     while have < count {
@@ -185,7 +185,7 @@ pub(super) fn read_exactly(lane: &mut dyn Lane, sleeper: &Sleeper, count: usize)
     bytes
 }
 
-pub(super) fn until_end(lane: &mut dyn Lane, sleeper: &Sleeper) -> LaneError {
+fn until_end(lane: &mut dyn Lane, sleeper: &Sleeper) -> LaneError {
     loop {
         match lane.fill(1) {
             Ok(window) => {

@@ -387,10 +387,11 @@ impl Core {
     }
 
     /// Whether two signatures under one tag are of one call; says so to both sides if not. Point-to-point messages
-    /// under one tag are calls of their own, which only have to agree in pairs.
+    /// under one tag, and the exchanges of an alltoall, only have to agree in pairs: their lengths may differ.
     fn compare_calls(&mut self, place: u32, ours: RawSignature, theirs: RawSignature) -> Result<bool, Violation> {
         let is_message = |signature: RawSignature| {
-            signature.decode().map(|signature| signature.collective == Collective::SendRecv).map_err(|e| e.to_string())
+            let decoded = signature.decode().map_err(|error| error.to_string())?;
+            Ok::<_, Violation>(matches!(decoded.collective, Collective::SendRecv | Collective::Alltoall))
         };
         if ours == theirs || is_message(theirs)? || is_message(ours)? {
             return Ok(true);

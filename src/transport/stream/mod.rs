@@ -138,6 +138,8 @@ impl StreamEndpoint {
                     if lane.writer.is_empty() {
                         break;
                     }
+                    // Short messages are copied, and so complete, whether or not the lane takes them now.
+                    moved = true;
                 }
                 match lane.writer.write(lane.lane.as_mut()) {
                     Ok((0, _)) => break,
@@ -222,12 +224,11 @@ impl StreamEndpoint {
     }
 
     fn advance(&mut self) -> bool {
-        let mut moved = !self.core.events.is_empty();
         if let Some(violation) = self.core.violation.take() {
             self.fail(&format!("protocol violation: {violation}"));
             return true;
         }
-        moved |= self.write_lanes();
+        let mut moved = self.write_lanes();
         match self.read_lanes() {
             Ok(false) => {
                 // With nothing left to read, what is broken is final.

@@ -96,7 +96,7 @@ fn no_bytes_make_the_decoder_panic_or_disagree_with_itself() {
             bytes[2] = VERSION;
             bytes[3] %= 12;
             for range in [4..8, 12..16, 24..40, 40..64, 64..72, 72..80] {
-                if scramble(&mut seed) % 3 != 0 {
+                if !scramble(&mut seed).is_multiple_of(3) {
                     bytes[range].fill(0);
                 }
             }

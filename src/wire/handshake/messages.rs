@@ -30,6 +30,8 @@ pub enum Purpose {
     },
     /// The socket over which shared memory is passed.
     Shm,
+    /// Meeting the other members: the responder is the rendezvous server.
+    Rendezvous,
 }
 
 /// What the initiator says first.
@@ -121,6 +123,7 @@ pub(super) fn encode_hello(hello: &Hello) -> Vec<u8> {
     bytes.extend_from_slice(&match hello.purpose {
         Purpose::Tcp { lane, lanes } => [0, lane, lanes, 0],
         Purpose::Shm => [1, 0, 1, 0],
+        Purpose::Rendezvous => [2, 0, 1, 0],
     });
     bytes.extend_from_slice(&hello.attempt.to_le_bytes());
     bytes.extend_from_slice(&hello.nonce);
@@ -212,6 +215,7 @@ fn decode(kind: Kind, body: &[u8]) -> Result<Body, Refusal> {
             let purpose = match cursor.take() {
                 [0, lane, lanes, 0] if lane < lanes && lanes <= MAX_LANES => Purpose::Tcp { lane, lanes },
                 [1, 0, 1, 0] => Purpose::Shm,
+                [2, 0, 1, 0] => Purpose::Rendezvous,
                 _ => return Err(Refusal::Malformed("no such purpose")),
             };
             let attempt = u64::from_le_bytes(cursor.take());

@@ -1,0 +1,266 @@
+"""The compiled part of Phalanx."""
+
+from typing import Any, Literal, final, overload
+
+__version__: str
+
+@final
+class Memory:
+    """A run of elements in host memory, and what keeps it alive."""
+
+    def __new__(cls, pointer: int, count: int, dtype: int | str, owner: object, writable: bool = True) -> Memory: ...
+    @staticmethod
+    def of(object: Any) -> Memory: ...
+    def rows(self, start: int, stop: int) -> Memory: ...
+    def copy_from(self, source: Memory) -> None: ...
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def dtype(self) -> int: ...
+    @property
+    def dtype_name(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def writable(self) -> bool: ...
+
+@final
+class Handle:
+    """A pending operation."""
+
+    def wait(self, timeout: float | None = None) -> None: ...
+    def poll(self) -> bool: ...
+
+@final
+class Communicator:
+    """A group of ranks that make collective calls together."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def local_size(self) -> int: ...
+    @property
+    def cross_rank(self) -> int: ...
+    @property
+    def cross_size(self) -> int: ...
+    def check_process(self) -> None: ...
+    def with_timeout(self, timeout: float) -> Communicator: ...
+    def with_algorithm(self, algorithm: int | str | None) -> Communicator: ...
+    def with_deterministic(self, deterministic: bool) -> Communicator: ...
+    def split(self, color: int | None, key: int) -> Communicator | None: ...
+    def subgroup(self, ranks: list[int]) -> Communicator | None: ...
+    def allreduce_pointer(self, pointer: int, count: int, dtype: int, op: int) -> None: ...
+    def exchange(self, numbers: list[int]) -> list[int]: ...
+    def exchange_parts(self, numbers: list[int]) -> list[int]: ...
+    def statistics(self) -> dict[str, float]: ...
+    def transport_summary(self) -> str: ...
+    def shutdown(self) -> None: ...
+    @overload
+    def allreduce(
+        self,
+        input: Memory | None,
+        output: Memory,
+        op: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        wait: Literal[True] = True,
+    ) -> None: ...
+    @overload
+    def allreduce(
+        self,
+        input: Memory | None,
+        output: Memory,
+        op: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        wait: Literal[False],
+    ) -> Handle: ...
+    @overload
+    def allreduce(
+        self,
+        input: Memory | None,
+        output: Memory,
+        op: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        wait: bool,
+    ) -> Handle | None: ...
+    @overload
+    def reduce(
+        self,
+        input: Memory | None,
+        output: Memory | None,
+        op: int,
+        root: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        wait: Literal[True] = True,
+    ) -> None: ...
+    @overload
+    def reduce(
+        self,
+        input: Memory | None,
+        output: Memory | None,
+        op: int,
+        root: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        wait: Literal[False],
+    ) -> Handle: ...
+    @overload
+    def reduce(
+        self,
+        input: Memory | None,
+        output: Memory | None,
+        op: int,
+        root: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        wait: bool,
+    ) -> Handle | None: ...
+    @overload
+    def broadcast(self, memory: Memory, root: int, wait: Literal[True] = True) -> None: ...
+    @overload
+    def broadcast(self, memory: Memory, root: int, *, wait: Literal[False]) -> Handle: ...
+    @overload
+    def broadcast(self, memory: Memory, root: int, *, wait: bool) -> Handle | None: ...
+    @overload
+    def allgather(
+        self, input: Memory, output: Memory, counts: list[int] | None = None, wait: Literal[True] = True
+    ) -> None: ...
+    @overload
+    def allgather(
+        self, input: Memory, output: Memory, counts: list[int] | None = None, *, wait: Literal[False]
+    ) -> Handle: ...
+    @overload
+    def allgather(
+        self, input: Memory, output: Memory, counts: list[int] | None = None, *, wait: bool
+    ) -> Handle | None: ...
+    @overload
+    def reduce_scatter(
+        self,
+        input: Memory,
+        output: Memory,
+        op: int,
+        counts: list[int] | None = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        wait: Literal[True] = True,
+    ) -> None: ...
+    @overload
+    def reduce_scatter(
+        self,
+        input: Memory,
+        output: Memory,
+        op: int,
+        counts: list[int] | None = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        wait: Literal[False],
+    ) -> Handle: ...
+    @overload
+    def reduce_scatter(
+        self,
+        input: Memory,
+        output: Memory,
+        op: int,
+        counts: list[int] | None = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        *,
+        wait: bool,
+    ) -> Handle | None: ...
+    @overload
+    def alltoall(
+        self,
+        input: Memory,
+        output: Memory,
+        send_counts: list[int] | None = None,
+        recv_counts: list[int] | None = None,
+        wait: Literal[True] = True,
+    ) -> None: ...
+    @overload
+    def alltoall(
+        self,
+        input: Memory,
+        output: Memory,
+        send_counts: list[int] | None = None,
+        recv_counts: list[int] | None = None,
+        *,
+        wait: Literal[False],
+    ) -> Handle: ...
+    @overload
+    def alltoall(
+        self,
+        input: Memory,
+        output: Memory,
+        send_counts: list[int] | None = None,
+        recv_counts: list[int] | None = None,
+        *,
+        wait: bool,
+    ) -> Handle | None: ...
+    @overload
+    def gather(
+        self,
+        input: Memory,
+        output: Memory | None,
+        root: int,
+        counts: list[int] | None = None,
+        wait: Literal[True] = True,
+    ) -> None: ...
+    @overload
+    def gather(
+        self, input: Memory, output: Memory | None, root: int, counts: list[int] | None = None, *, wait: Literal[False]
+    ) -> Handle: ...
+    @overload
+    def gather(
+        self, input: Memory, output: Memory | None, root: int, counts: list[int] | None = None, *, wait: bool
+    ) -> Handle | None: ...
+    @overload
+    def scatter(
+        self,
+        input: Memory | None,
+        output: Memory,
+        root: int,
+        counts: list[int] | None = None,
+        wait: Literal[True] = True,
+    ) -> None: ...
+    @overload
+    def scatter(
+        self, input: Memory | None, output: Memory, root: int, counts: list[int] | None = None, *, wait: Literal[False]
+    ) -> Handle: ...
+    @overload
+    def scatter(
+        self, input: Memory | None, output: Memory, root: int, counts: list[int] | None = None, *, wait: bool
+    ) -> Handle | None: ...
+    @overload
+    def barrier(self, wait: Literal[True] = True) -> None: ...
+    @overload
+    def barrier(self, *, wait: Literal[False]) -> Handle: ...
+    @overload
+    def barrier(self, *, wait: bool) -> Handle | None: ...
+    @overload
+    def send(self, memory: Memory, to: int, tag: int = 0, wait: Literal[True] = True) -> None: ...
+    @overload
+    def send(self, memory: Memory, to: int, tag: int = 0, *, wait: Literal[False]) -> Handle: ...
+    @overload
+    def send(self, memory: Memory, to: int, tag: int = 0, *, wait: bool) -> Handle | None: ...
+    @overload
+    def recv(self, memory: Memory, source: int, tag: int = 0, wait: Literal[True] = True) -> None: ...
+    @overload
+    def recv(self, memory: Memory, source: int, tag: int = 0, *, wait: Literal[False]) -> Handle: ...
+    @overload
+    def recv(self, memory: Memory, source: int, tag: int = 0, *, wait: bool) -> Handle | None: ...
+
+def connect() -> Communicator: ...

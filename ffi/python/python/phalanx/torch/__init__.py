@@ -1,0 +1,129 @@
+"""Data-parallel training with PyTorch, in the manner of Horovod.
+
+    import phalanx.torch as hvd
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+Tensors are in host memory, and are never copied on the way.
+"""
+
+from __future__ import annotations
+
+import torch
+
+if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+    raise ImportError(f"phalanx.torch needs PyTorch 2.1 or newer, but this is {torch.__version__}")
+
+from phalanx import cross_rank, cross_size, local_rank, local_size, rank, size
+from phalanx.communicator import Communicator
+from phalanx.errors import PhalanxError
+from phalanx.objects import allgather_object, broadcast_object
+from phalanx.ops import (
+    Average,
+    BitAnd,
+    BitOr,
+    BitXor,
+    LogicalAnd,
+    LogicalOr,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+)
+from phalanx.torch.collectives import (
+    Handle,
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    poll,
+    reducescatter,
+    reducescatter_async,
+    synchronize,
+)
+from phalanx.torch.compression import Compression, Compressor
+from phalanx.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from phalanx.torch.optimizer import DistributedOptimizer
+from phalanx.world import init, is_initialized, shutdown
+
+# The class that scripts catch.
+HorovodInternalError = PhalanxError
+
+__all__ = [
+    "Average",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
+    "Communicator",
+    "Compression",
+    "Compressor",
+    "DistributedOptimizer",
+    "Handle",
+    "HorovodInternalError",
+    "LogicalAnd",
+    "LogicalOr",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "cross_rank",
+    "cross_size",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "shutdown",
+    "size",
+    "synchronize",
+]

@@ -1,0 +1,616 @@
+"""Collectives on tensors.
+
+The synchronous forms that return a new tensor are differentiable. A name with `_` at its end works in place, one with
+`async` returns a `Handle` for `synchronize` and `poll`. `name` is only a label here: operations of different ranks are
+matched by their order, which must be the same on every rank. `process_set` is a communicator of fewer ranks, from
+`phalanx.split` or `phalanx.subgroup`; ranks that are named, such as `root_rank`, are ranks of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from phalanx import _native
+from phalanx.communicator import Communicator
+from phalanx.errors import InvalidArgumentError
+from phalanx.ops import Average, ReduceOp, Sum
+from phalanx.rows import divide, exchange_rows, exchange_splits
+from phalanx.torch.compression import Compression, Compressor
+from phalanx.torch.tensors import CODES, communicator_of, memory_of, op_of, refuse
+from phalanx.world import world
+
+__all__ = [
+    "Handle",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "synchronize",
+]
+
+Compressors = type[Compressor] | Compressor
+Splits = Sequence[int] | torch.Tensor | None
+
+
+class Handle:
+    """Pending operations, and the result they make together. Dropping it is safe."""
+
+    __slots__ = ("_natives", "_result")
+
+    def __init__(self, natives: list[_native.Handle], result: Any) -> None:
+        self._natives = natives
+        self._result = result
+
+    def wait(self) -> Any:
+        """The result, once it is there."""
+        for native in self._natives:
+            native.wait()
+        return self._result
+
+    def poll(self) -> bool:
+        """Whether the operations have ended, well or not. Does not wait."""
+        return all(native.poll() for native in self._natives)
+
+
+def synchronize(handle: Handle) -> Any:
+    """Waits for an operation; its result."""
+    if not isinstance(handle, Handle):
+        raise InvalidArgumentError(f"a {type(handle).__qualname__} given, a handle expected")
+    return handle.wait()
+
+
+def poll(handle: Handle) -> bool:
+    """Whether an operation has ended, so that `synchronize` will not wait."""
+    if not isinstance(handle, Handle):
+        raise InvalidArgumentError(f"a {type(handle).__qualname__} given, a handle expected")
+    return handle.poll()
+
+
+def _differentiable(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _group(handles: list[Handle]) -> Handle:
+    return Handle([native for handle in handles for native in handle._natives], [handle._result for handle in handles])
+
+
+# Allreduce
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Communicator | None = None,
+) -> Handle:
+    """Starts to replace the tensor's elements by their reduction over all ranks."""
+    memory = memory_of("allreduce", tensor)
+    native = communicator_of(process_set).native
+    handle = native.allreduce(None, memory, op_of(average, op), prescale_factor, postscale_factor, wait=False)
+    return Handle([handle], tensor)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Communicator | None = None,
+) -> Handle:
+    """Starts a reduction over all ranks into a new tensor."""
+    memory = memory_of("allreduce", tensor)
+    output = torch.empty_like(tensor, requires_grad=False)
+    native = communicator_of(process_set).native
+    reduction = op_of(average, op)
+    target = memory_of("allreduce", output)
+    handle = native.allreduce(memory, target, reduction, prescale_factor, postscale_factor, wait=False)
+    return Handle([handle], output)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Communicator | None = None,
+) -> torch.Tensor:
+    """Replaces the tensor's elements by their reduction over all ranks. Returns the tensor."""
+    if prescale_factor != 1.0 or postscale_factor != 1.0:
+        handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+        handle.wait()
+        return tensor
+    # The way of small tensors: nothing here but what must be known, and one call.
+    code = CODES.get(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
+    if code is None or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        raise refuse("allreduce", tensor)
+    if op is None or average is not None:
+        op = op_of(average, op)
+    native = (world() if process_set is None else process_set).native
+    native.allreduce_pointer(tensor.data_ptr(), tensor.numel(), code, op)
+    return tensor
+
+
+def _allreduce(
+    tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float, process_set: Communicator | None
+) -> torch.Tensor:
+    memory = memory_of("allreduce", tensor)
+    output = torch.empty_like(tensor, requires_grad=False)
+    target = memory_of("allreduce", output)
+    communicator_of(process_set).native.allreduce(memory, target, op, prescale, postscale)
+    return output
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        process_set: Communicator | None,
+    ) -> torch.Tensor:
+        ctx.arguments = (op, prescale, postscale, process_set)
+        return _allreduce(tensor, op, prescale, postscale, process_set)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        op, prescale, postscale, process_set = ctx.arguments
+        reduced = _differentiable_allreduce(gradient.contiguous(), op, prescale, postscale, process_set)
+        return reduced, None, None, None, None
+
+
+def _differentiable_allreduce(
+    tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float, process_set: Communicator | None
+) -> torch.Tensor:
+    if not _differentiable(tensor):
+        return _allreduce(tensor, op, prescale, postscale, process_set)
+    result: torch.Tensor = _Allreduce.apply(tensor, op, prescale, postscale, process_set)
+    return result
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressors = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Communicator | None = None,
+) -> torch.Tensor:
+    """The reduction of all ranks' tensors, `postscale_factor * op(prescale_factor * x0, prescale_factor * x1, ...)`.
+
+    Differentiable: the gradient is reduced the same way.
+    """
+    compressed, context = compression.compress(tensor)
+    reduction = op_of(average, op)
+    reduced = _differentiable_allreduce(compressed, reduction, prescale_factor, postscale_factor, process_set)
+    return compression.decompress(reduced, context)
+
+
+# Allgather
+
+
+def _start_allgather(
+    tensor: torch.Tensor, process_set: Communicator | None, wait: bool
+) -> tuple[torch.Tensor, list[int], _native.Handle | None]:
+    memory = memory_of("allgather", tensor)
+    native = communicator_of(process_set).native
+    shape = list(tensor.shape)
+    rows = exchange_rows("allgather", native, memory.dtype, shape)
+    output = tensor.new_empty([sum(rows), *shape[1:]])
+    row = math.prod(shape[1:])
+    counts = [count * row for count in rows]
+    return output, rows, native.allgather(memory, memory_of("allgather", output), counts, wait=wait)
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Communicator | None = None) -> Handle:
+    """Starts an `allgather`. Returns once all ranks have told how many rows they have."""
+    output, _, handle = _start_allgather(tensor.detach(), process_set, False)
+    return Handle([handle] if handle else [], output)
+
+
+class _Allgather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, process_set: Communicator | None) -> torch.Tensor:
+        output, rows, _ = _start_allgather(tensor, process_set, True)
+        rank = communicator_of(process_set).rank
+        ctx.process_set = process_set
+        ctx.rows = (sum(rows[:rank]), rows[rank])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        reduced = _differentiable_allreduce(gradient.contiguous(), Average, 1.0, 1.0, ctx.process_set)
+        return reduced.narrow(0, *ctx.rows), None
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Communicator | None = None) -> torch.Tensor:
+    """All ranks' tensors, one after the other along the first dimension, whose length may differ.
+
+    Differentiable: the gradient is averaged over the ranks, and each rank gets that of its rows.
+    """
+    if not _differentiable(tensor):
+        return _start_allgather(tensor, process_set, True)[0]
+    result: torch.Tensor = _Allgather.apply(tensor, process_set)
+    return result
+
+
+# Broadcast
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Communicator | None = None
+) -> Handle:
+    """Starts to replace the tensor's elements by the root's."""
+    memory = memory_of("broadcast", tensor)
+    return Handle([communicator_of(process_set).native.broadcast(memory, root_rank, wait=False)], tensor)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Communicator | None = None
+) -> Handle:
+    """Starts a `broadcast`."""
+    memory_of("broadcast", tensor)
+    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Communicator | None = None
+) -> torch.Tensor:
+    """Replaces the tensor's elements by the root's. Returns the tensor."""
+    communicator_of(process_set).native.broadcast(memory_of("broadcast", tensor), root_rank)
+    return tensor
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, process_set: Communicator | None) -> torch.Tensor:
+        ctx.arguments = (root_rank, process_set)
+        memory_of("broadcast", tensor)
+        return broadcast_(tensor.detach().clone(), root_rank, None, process_set)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        root_rank, process_set = ctx.arguments
+        reduced = _differentiable_allreduce(gradient.contiguous(), Average, 1.0, 1.0, process_set)
+        if communicator_of(process_set).rank != root_rank:
+            reduced = reduced * 0
+        return reduced, None, None
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Communicator | None = None
+) -> torch.Tensor:
+    """The root's tensor, in a new tensor. On every rank `tensor` gives the shape and the type.
+
+    Differentiable: the gradient is averaged over the ranks and goes to the root; it is zero elsewhere.
+    """
+    if not _differentiable(tensor):
+        memory_of("broadcast", tensor)
+        return broadcast_(tensor.detach().clone(), root_rank, name, process_set)
+    result: torch.Tensor = _Broadcast.apply(tensor, root_rank, process_set)
+    return result
+
+
+# Alltoall
+
+
+def _splits_of(splits: Splits) -> list[int] | None:
+    if isinstance(splits, torch.Tensor):
+        if splits.dtype != torch.int32 or splits.dim() != 1:
+            raise InvalidArgumentError(
+                f"alltoall: splits of {splits.dtype} and {splits.dim()} dimensions given, "
+                "a list or a one-dimensional tensor of torch.int32 expected"
+            )
+        return [int(rows) for rows in splits.tolist()]
+    return None if splits is None else [int(rows) for rows in splits]
+
+
+def _start_alltoall(
+    tensor: torch.Tensor, splits: list[int] | None, process_set: Communicator | None, wait: bool
+) -> tuple[torch.Tensor, torch.Tensor, _native.Handle | None]:
+    memory = memory_of("alltoall", tensor)
+    native = communicator_of(process_set).native
+    shape = list(tensor.shape)
+    sent, received = exchange_splits("alltoall", native, memory.dtype, shape, splits)
+    output = tensor.new_empty([sum(received), *shape[1:]])
+    source = memory_of("alltoall", tensor.detach()[: sum(sent)])
+    row = math.prod(shape[1:])
+    handle = native.alltoall(
+        source,
+        memory_of("alltoall", output),
+        [rows * row for rows in sent],
+        [rows * row for rows in received],
+        wait=wait,
+    )
+    return output, torch.tensor(received, dtype=torch.int32), handle
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: Communicator | None = None,
+) -> Handle:
+    """Starts an `alltoall`. Returns once all ranks have told how many rows they send; its result is always the pair."""
+    output, received, handle = _start_alltoall(tensor.detach(), _splits_of(splits), process_set, False)
+    return Handle([handle] if handle else [], (output, received))
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: list[int] | None, process_set: Communicator | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received, _ = _start_alltoall(tensor, splits, process_set, True)
+        ctx.arguments = (received.tolist(), process_set, tensor.shape[0])
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        received, process_set, rows = ctx.arguments
+        returned, _, _ = _start_alltoall(gradients[0].contiguous(), received, process_set, True)
+        if returned.shape[0] < rows:
+            # Rows that were sent to nobody have no part in the result.
+            returned = torch.cat([returned, returned.new_zeros([rows - returned.shape[0], *returned.shape[1:]])])
+        return returned, None, None
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: Communicator | None = None,
+) -> Any:
+    """Sends rows to every rank, and gets rows from every rank, in rank order.
+
+    Without `splits` the rows are divided evenly, and the result is a tensor. With `splits`, the rows for each rank, it
+    is a pair: the tensor, and a tensor of the numbers of rows that came from each. Differentiable: the gradient goes
+    back to where its rows came from.
+    """
+    numbers = _splits_of(splits)
+    if _differentiable(tensor):
+        output, received = _Alltoall.apply(tensor, numbers, process_set)
+    else:
+        output, received, _ = _start_alltoall(tensor, numbers, process_set, True)
+    return output if splits is None else (output, received)
+
+
+# Reducescatter
+
+
+def _start_reducescatter(
+    tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float, process_set: Communicator | None, wait: bool
+) -> tuple[torch.Tensor, _native.Handle | None]:
+    if op not in (Average, Sum):
+        raise InvalidArgumentError(f"reducescatter: {op!r} given, Average or Sum expected")
+    memory = memory_of("reducescatter", tensor)
+    if tensor.dim() == 0:
+        raise InvalidArgumentError("reducescatter: a scalar given, at least one dimension expected")
+    communicator = communicator_of(process_set)
+    rows = divide(tensor.shape[0], communicator.size)
+    output = tensor.new_empty([rows[communicator.rank], *tensor.shape[1:]])
+    row = math.prod(tensor.shape[1:])
+    counts = [count * row for count in rows]
+    target = memory_of("reducescatter", output)
+    handle = communicator.native.reduce_scatter(memory, target, op, counts, prescale, postscale, wait=wait)
+    return output, handle
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: Communicator | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Starts a `reducescatter`."""
+    scales = (prescale_factor, postscale_factor)
+    output, handle = _start_reducescatter(tensor.detach(), op, *scales, process_set, False)
+    return Handle([handle] if handle else [], output)
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        process_set: Communicator | None,
+    ) -> torch.Tensor:
+        ctx.factor = prescale * postscale * (communicator_of(process_set).size if op == Sum else 1)
+        ctx.process_set = process_set
+        return _start_reducescatter(tensor, op, prescale, postscale, process_set, True)[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        gathered = allgather(gradient.contiguous(), process_set=ctx.process_set)
+        return gathered * ctx.factor if ctx.factor != 1 else gathered, None, None, None, None
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Compressors = Compression.none,
+    op: ReduceOp = Average,
+    process_set: Communicator | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's rows of the average or the sum of all ranks' tensors.
+
+    The rows are divided evenly; the first ranks get one more where that does not come out. Differentiable: the
+    gradients of all ranks' rows are gathered, and multiplied by the number of ranks for a sum.
+    """
+    compressed, context = compression.compress(tensor)
+    scales = (prescale_factor, postscale_factor)
+    if _differentiable(compressed):
+        output = _Reducescatter.apply(compressed, op, *scales, process_set)
+    else:
+        output = _start_reducescatter(compressed, op, *scales, process_set, True)[0]
+    return compression.decompress(output, context)
+
+
+# Lists of tensors
+
+
+def _each(start: Callable[[torch.Tensor], Handle], tensors: Sequence[torch.Tensor]) -> Handle:
+    # All are checked before any is started, so that an error leaves the ranks in step.
+    for tensor in tensors:
+        memory_of("a tensor of the list", tensor)
+    return _group([start(tensor) for tensor in tensors])
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Communicator | None = None,
+) -> Handle:
+    """Starts an `allreduce` of each tensor of a list."""
+    reduction = op_of(average, op)
+    factors = (prescale_factor, postscale_factor)
+    return _each(lambda tensor: allreduce_async(tensor, None, name, reduction, *factors, process_set), tensors)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Communicator | None = None,
+) -> Handle:
+    """Starts an `allreduce_` of each tensor of a list."""
+    reduction = op_of(average, op)
+    factors = (prescale_factor, postscale_factor)
+    return _each(lambda tensor: allreduce_async_(tensor, None, name, reduction, *factors, process_set), tensors)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressors = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Communicator | None = None,
+) -> list[torch.Tensor]:
+    """The `allreduce` of each tensor of a list. Differentiable."""
+    if _differentiable(*tensors):
+        factors = (prescale_factor, postscale_factor)
+        return [allreduce(tensor, average, name, compression, op, *factors, process_set) for tensor in tensors]
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    handle = grouped_allreduce_async(
+        [tensor for tensor, _ in pairs], average, name, op, prescale_factor, postscale_factor, process_set
+    )
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(handle.wait(), pairs, strict=True)]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Communicator | None = None,
+) -> Sequence[torch.Tensor]:
+    """The `allreduce_` of each tensor of a list. Returns the list."""
+    grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set).wait()
+    return tensors
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Communicator | None = None
+) -> Handle:
+    """Starts an `allgather` of each tensor of a list."""
+    return _each(lambda tensor: allgather_async(tensor, name, process_set), tensors)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Communicator | None = None
+) -> list[torch.Tensor]:
+    """The `allgather` of each tensor of a list. Differentiable."""
+    if _differentiable(*tensors):
+        return [allgather(tensor, name, process_set) for tensor in tensors]
+    result: list[torch.Tensor] = grouped_allgather_async(tensors, name, process_set).wait()
+    return result
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: Communicator | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Starts a `reducescatter` of each tensor of a list."""
+    factors = (prescale_factor, postscale_factor)
+    return _each(lambda tensor: reducescatter_async(tensor, name, op, process_set, *factors), tensors)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Compressors = Compression.none,
+    op: ReduceOp = Average,
+    process_set: Communicator | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """The `reducescatter` of each tensor of a list. Differentiable."""
+    factors = (prescale_factor, postscale_factor)
+    return [reducescatter(tensor, name, compression, op, process_set, *factors) for tensor in tensors]
+
+
+def barrier(process_set: Communicator | None = None) -> None:
+    """Returns when every rank has called it."""
+    communicator_of(process_set).barrier()

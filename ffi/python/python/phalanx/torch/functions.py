@@ -1,0 +1,109 @@
+"""The same state on every rank: parameters, an optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from phalanx.communicator import Communicator
+from phalanx.errors import InvalidArgumentError
+from phalanx.objects import broadcast_object
+from phalanx.torch.tensors import communicator_of, memory_of
+
+__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+
+Parameters = Mapping[str, Any] | Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+
+
+def _broadcast_in_place(tensors: Iterable[torch.Tensor], root_rank: int, process_set: Communicator | None) -> None:
+    """Broadcasts tensors of any layout in host memory, the dense and contiguous ones without a copy."""
+    native = communicator_of(process_set).native
+    pending = []
+    for tensor in tensors:
+        source = tensor.detach()
+        dense = source.contiguous()
+        handle = native.broadcast(memory_of("broadcast", dense), root_rank, wait=False)
+        pending.append((handle, source, dense))
+    for handle, source, dense in pending:
+        handle.wait()
+        if dense.data_ptr() != source.data_ptr():
+            source.copy_(dense)
+
+
+def broadcast_parameters(params: Parameters, root_rank: int, process_set: Communicator | None = None) -> None:
+    """Replaces parameters by the root's.
+
+    `params` is a dictionary such as `model.state_dict()`, or tensors or pairs such as `model.named_parameters()`.
+    """
+    items: list[Any]
+    if isinstance(params, Mapping):
+        items = [value for _, value in sorted(params.items())]
+    elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor | str | bytes):
+        items = [item[1] if isinstance(item, tuple) else item for item in params]
+    else:
+        raise InvalidArgumentError(
+            f"parameters of type {type(params).__qualname__} given, a dictionary or list expected"
+        )
+    tensors = [item for item in items if item is not None]
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgumentError(f"a parameter of type {type(tensor).__qualname__} given, a tensor expected")
+    _broadcast_in_place(tensors, root_rank, process_set)
+
+
+class _Tensor:
+    """Stands for a tensor in a state that is pickled without its tensors."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tuple(tensor.shape)
+        self.dtype = tensor.dtype
+
+
+def _take_tensors(state: Any, taken: list[torch.Tensor]) -> Any:
+    """A copy of a nested state with stand-ins for its tensors, which are added to `taken`."""
+    if isinstance(state, torch.Tensor):
+        taken.append(state)
+        return _Tensor(state)
+    if isinstance(state, dict):
+        return {key: _take_tensors(value, taken) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_take_tensors(value, taken) for value in state)
+    return state
+
+
+def _make_tensors(state: Any, made: list[torch.Tensor]) -> Any:
+    """A copy of a nested state with new tensors for its stand-ins, which are added to `made` in the same order."""
+    if isinstance(state, _Tensor):
+        made.append(torch.empty(state.shape, dtype=state.dtype))
+        return made[-1]
+    if isinstance(state, dict):
+        return {key: _make_tensors(value, made) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_make_tensors(value, made) for value in state)
+    return state
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: Communicator | None = None,
+) -> None:
+    """Replaces an optimizer's state and options by the root's, which alone decides what state there is.
+
+    No step is made for it, so that neither parameters nor gradients change.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgumentError("the state of torch.optim.LBFGS cannot be broadcast")
+    is_root = communicator_of(process_set).rank == root_rank
+    tensors: list[torch.Tensor] = []
+    skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
+    skeleton = broadcast_object(skeleton, root_rank, process_set=process_set)
+    if is_root:
+        _broadcast_in_place(tensors, root_rank, process_set)
+        return
+    state = _make_tensors(skeleton, tensors)
+    _broadcast_in_place(tensors, root_rank, process_set)
+    optimizer.load_state_dict(state)

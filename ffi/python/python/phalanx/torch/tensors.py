@@ -1,0 +1,65 @@
+"""Tensors as memory: what can be given, and what it is called there."""
+
+from __future__ import annotations
+
+import torch
+
+from phalanx._native import Memory
+from phalanx.communicator import Communicator
+from phalanx.errors import InvalidArgumentError
+from phalanx.ops import Average, ReduceOp, Sum
+from phalanx.world import world
+
+__all__ = ["CODES", "communicator_of", "memory_of", "op_of", "refuse"]
+
+CODES: dict[torch.dtype, int] = {
+    torch.float16: 0,
+    torch.bfloat16: 1,
+    torch.float32: 2,
+    torch.float64: 3,
+    torch.int8: 4,
+    torch.uint8: 5,
+    torch.int16: 6,
+    torch.int32: 7,
+    torch.int64: 9,
+    torch.bool: 11,
+}
+# Unsigned types wider than a byte came with PyTorch 2.3.
+for _name, _code in (("uint32", 8), ("uint64", 10)):
+    if hasattr(torch, _name):
+        CODES[getattr(torch, _name)] = _code
+
+
+def refuse(what: str, tensor: object) -> InvalidArgumentError:
+    """Why a tensor cannot be given."""
+    if not isinstance(tensor, torch.Tensor):
+        return InvalidArgumentError(f"{what}: a {type(tensor).__qualname__} given, a tensor expected")
+    if tensor.layout is not torch.strided:
+        return InvalidArgumentError(f"{what}: a tensor of layout {tensor.layout} given, a dense one expected")
+    if not tensor.is_cpu:
+        return InvalidArgumentError(f"{what}: a tensor on {tensor.device} given, one in host memory expected")
+    if tensor.dtype not in CODES:
+        return InvalidArgumentError(f"{what}: tensors of {tensor.dtype} are not supported")
+    return InvalidArgumentError(f"{what}: the tensor is required to be contiguous; give tensor.contiguous()")
+
+
+def memory_of(what: str, tensor: torch.Tensor) -> Memory:
+    """A tensor's memory. Nothing is copied."""
+    code = CODES.get(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
+    if code is None or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        raise refuse(what, tensor)
+    return Memory(tensor.data_ptr(), tensor.numel(), code, tensor)
+
+
+def op_of(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    """The operation from its own name or the older flag."""
+    if op is not None:
+        if average is not None:
+            raise InvalidArgumentError("average and op given together; give op")
+        return op
+    return Sum if average is False else Average
+
+
+def communicator_of(process_set: Communicator | None) -> Communicator:
+    """The given communicator, or that of all ranks."""
+    return world() if process_set is None else process_set

@@ -1,0 +1,95 @@
+//! A pending operation, as Python holds it.
+
+use std::time::{Duration, Instant};
+
+use phalanx::comm;
+use phalanx::python::seconds;
+use pyo3::exceptions::PyTimeoutError;
+use pyo3::prelude::*;
+
+use crate::process::Birth;
+
+/// How long a thread waits before it looks whether Python has a signal to handle. Short enough for Ctrl-C to feel
+/// prompt, long enough to cost nothing.
+pub const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
+
+/// A pending operation. Dropping it is safe: the operation goes on, and its memory is kept until it ends.
+#[pyclass(frozen, module = "phalanx._native")]
+pub struct Handle {
+    inner: comm::Handle,
+    birth: Birth,
+}
+
+impl Handle {
+    pub fn new(inner: comm::Handle, birth: Birth) -> Self {
+        Self { inner, birth }
+    }
+
+    /// With `wait`, waits for the end, and gives the operation up on every rank when a signal's handler raises.
+    pub fn finish(self, py: Python<'_>, wait: bool) -> PyResult<Option<Self>> {
+        if !wait {
+            return Ok(Some(self));
+        }
+        let mut signals = Signals::default();
+        let outcome = py.detach(|| self.inner.wait_while(SIGNAL_PERIOD, &mut || signals.are_quiet()));
+        signals.outcome(outcome).map(|()| None)
+    }
+}
+
+/// Python's signal handlers, called while a thread waits detached from the interpreter.
+#[derive(Default)]
+pub struct Signals {
+    raised: Option<PyErr>,
+}
+
+impl Signals {
+    /// Lets pending handlers run; false when one has raised.
+    pub fn are_quiet(&mut self) -> bool {
+        // An interpreter that is about to end has no handlers to run.
+        self.raised = Python::try_attach(|py| py.check_signals()).and_then(Result::err);
+        self.raised.is_none()
+    }
+
+    /// What a handler raised goes before how the operation ended.
+    pub fn outcome(self, outcome: phalanx::types::Result<()>) -> PyResult<()> {
+        match self.raised {
+            Some(error) => Err(error),
+            None => Ok(outcome?),
+        }
+    }
+}
+
+#[pymethods]
+impl Handle {
+    /// Waits until the operation has ended, or at most `timeout` seconds. Other Python threads run meanwhile, and a
+    /// signal's handler may raise: the operation stays pending then.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.birth.check()?;
+        if let Some(outcome) = self.inner.poll() {
+            return Ok(outcome?);
+        }
+        let limit = timeout.map(seconds).transpose()?;
+        let started = Instant::now();
+        loop {
+            let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
+            let period = left.map_or(SIGNAL_PERIOD, |left| left.min(SIGNAL_PERIOD));
+            if let Some(outcome) = py.detach(|| self.inner.wait_for(period)) {
+                return Ok(outcome?);
+            }
+            py.check_signals()?;
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(PyTimeoutError::new_err(format!(
+                    "the operation is still pending after {:.3} s; it goes on, wait again or longer",
+                    started.elapsed().as_secs_f64()
+                )));
+            }
+        }
+    }
+
+    /// Whether the operation has ended, well or not; `wait` tells which.
+    fn poll(&self) -> PyResult<bool> {
+        self.birth.check()?;
+        Ok(self.inner.poll().is_some())
+    }
+}

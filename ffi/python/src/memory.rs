@@ -1,0 +1,168 @@
+//! Where a call's elements are: an address, a count, a type, and the Python object that keeps them there.
+
+use phalanx::types::DataType;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::buffer::Buffer;
+use crate::dlpack;
+
+/// A run of elements in host memory, and what keeps it alive.
+#[pyclass(frozen, module = "phalanx._native")]
+pub struct Memory {
+    pointer: usize,
+    count: usize,
+    dtype: DataType,
+    shape: Vec<usize>,
+    writable: bool,
+    /// Read by nobody: it holds the elements in place.
+    _owner: Owner,
+}
+
+enum Owner {
+    Buffer(#[expect(dead_code, reason = "held, not read")] Buffer),
+    Object(#[expect(dead_code, reason = "held, not read")] Py<PyAny>),
+}
+
+impl Memory {
+    pub fn pointer(&self) -> *mut u8 {
+        self.pointer as *mut u8
+    }
+
+    pub fn element_count(&self) -> usize {
+        self.count
+    }
+
+    pub fn data_type(&self) -> DataType {
+        self.dtype
+    }
+
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.count * self.dtype.size()
+    }
+
+    fn new(pointer: usize, shape: Vec<usize>, dtype: DataType, writable: bool, owner: Owner) -> PyResult<Self> {
+        let count = shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
+        match count.filter(|count| count.checked_mul(dtype.size()).is_some_and(|bytes| bytes <= isize::MAX as usize)) {
+            Some(count) => Ok(Self { pointer, count, dtype, shape, writable, _owner: owner }),
+            None => Err(PyValueError::new_err("more elements given than memory can have")),
+        }
+    }
+
+    /// NumPy arrays of element types that NumPy itself does not know, such as `ml_dtypes.bfloat16`: they export neither
+    /// a buffer nor a DLPack tensor.
+    fn of_foreign_numpy_type(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let Ok(interface) = object.getattr("__array_interface__") else { return Ok(None) };
+        let kind: String = interface.get_item("typestr")?.extract()?;
+        if !kind.contains('V') {
+            return Ok(None);
+        }
+        let name: String = object.getattr("dtype")?.getattr("name")?.extract()?;
+        let Ok(dtype) = name.parse::<DataType>() else { return Ok(None) };
+        if !interface.get_item("strides")?.is_none() {
+            return Err(PyValueError::new_err(
+                "memory with gaps given, C-contiguous memory expected; make a copy first",
+            ));
+        }
+        let (pointer, read_only): (usize, bool) = interface.get_item("data")?.extract()?;
+        let shape = interface.get_item("shape")?.extract()?;
+        Self::new(pointer, shape, dtype, !read_only, Owner::Object(object.clone().unbind())).map(Some)
+    }
+}
+
+#[pymethods]
+impl Memory {
+    /// `count` elements at an address, which `owner` keeps there. Nothing can check the address: the caller answers for it.
+    #[new]
+    #[pyo3(signature = (pointer, count, dtype, owner, writable = true))]
+    fn of_pointer(pointer: usize, count: usize, dtype: DataType, owner: Py<PyAny>, writable: bool) -> PyResult<Self> {
+        Self::new(pointer, vec![count], dtype, writable, Owner::Object(owner))
+    }
+
+    /// The memory of an object with the buffer protocol or DLPack. Nothing is copied.
+    #[staticmethod]
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let from_buffer = Buffer::of(object).and_then(|buffer| {
+            let Some(buffer) = buffer else { return Ok(None) };
+            let (shape, dtype) = (buffer.shape()?, buffer.dtype()?);
+            Self::new(buffer.pointer(), shape, dtype, buffer.is_writable(), Owner::Buffer(buffer)).map(Some)
+        });
+        match from_buffer {
+            Ok(Some(memory)) => return Ok(memory),
+            Ok(None) => {}
+            Err(error) => return Self::of_foreign_numpy_type(object)?.ok_or(error),
+        }
+        if let Some(view) = dlpack::view(object)? {
+            return Self::new(view.pointer, view.shape, view.dtype, view.writable, Owner::Object(view.capsule));
+        }
+        Err(PyTypeError::new_err(format!(
+            "an object of type {} given; expected one with the buffer protocol or DLPack, such as an array",
+            object.get_type().name()?
+        )))
+    }
+
+    /// The elements from `start` to `stop` of the first dimension.
+    fn rows(slf: &Bound<'_, Self>, start: usize, stop: usize) -> PyResult<Self> {
+        let memory = slf.get();
+        let Some((&length, rest)) = memory.shape.split_first().filter(|(length, _)| start <= stop && stop <= **length)
+        else {
+            return Err(PyValueError::new_err(format!("rows {start} to {stop} of shape {:?} given", memory.shape)));
+        };
+        let row = memory.bytes().checked_div(length).unwrap_or(0);
+        let shape = std::iter::once(stop - start).chain(rest.iter().copied()).collect();
+        let owner = Owner::Object(slf.clone().into_any().unbind());
+        Self::new(memory.pointer + start * row, shape, memory.dtype, memory.writable, owner)
+    }
+
+    /// Copies the elements of other memory of the same length and type here.
+    fn copy_from(&self, source: &Self) -> PyResult<()> {
+        if !self.writable || source.count != self.count || source.dtype != self.dtype {
+            return Err(PyValueError::new_err(format!(
+                "{} elements of {} cannot be copied to {} of {}",
+                source.count, source.dtype, self.count, self.dtype
+            )));
+        }
+        // SAFETY: both have that many bytes, and are held by their owners. `copy` allows overlap.
+        unsafe { std::ptr::copy(source.pointer().cast_const(), self.pointer(), self.bytes()) };
+        Ok(())
+    }
+
+    #[getter(pointer)]
+    fn python_pointer(&self) -> usize {
+        self.pointer
+    }
+
+    #[getter]
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The code of the element type.
+    #[getter]
+    fn dtype(&self) -> u8 {
+        self.dtype as u8
+    }
+
+    #[getter]
+    fn dtype_name(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    #[getter]
+    fn shape(&self) -> Vec<usize> {
+        self.shape.clone()
+    }
+
+    #[getter]
+    fn writable(&self) -> bool {
+        self.writable
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Memory({} elements of {}, shape {:?})", self.count, self.dtype, self.shape)
+    }
+}

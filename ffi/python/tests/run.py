@@ -1,0 +1,39 @@
+"""All tests of the Python package: `python run.py [--ranks 1,2,3,4] [pytest's arguments]`.
+
+The tests of `alone/` run in one process, those of `ranks/` under `phalanx run` with each number of ranks. The package
+must be installed; tests that need NumPy or PyTorch are skipped, with the reason, where these are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", default="1,2,3,4", help="the numbers of ranks, with commas between")
+    options, rest = parser.parse_known_args()
+    # A wait that should have ended must not hold up the tests for the usual five minutes.
+    environment = os.environ | {"PHALANX_TIMEOUT": os.environ.get("PHALANX_TIMEOUT", "60"), "OMP_NUM_THREADS": "1"}
+    commands = [[sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "alone"), *rest]]
+    for ranks in options.ranks.split(","):
+        launcher = [sys.executable, "-m", "phalanx", "run", "-np", ranks]
+        commands.append([*launcher, sys.executable, str(HERE / "one_rank.py"), *rest])
+    failed = []
+    for command in commands:
+        print("==", " ".join(command), flush=True)
+        if subprocess.run(command, env=environment, check=False).returncode != 0:
+            failed.append(command)
+    for command in failed:
+        print("failed:", " ".join(command), file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

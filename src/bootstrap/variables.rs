@@ -1,0 +1,242 @@
+//! Every environment variable of Phalanx, declared once.
+//!
+//! Help texts and the manual are generated from this table, and a test holds that no source file reads a `PHALANX_`
+//! variable which is not in it. Variables of other launchers are in the table of `launchers.rs`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it says.
+    pub what: &'static str,
+    /// What holds when it is not set.
+    pub default: &'static str,
+    /// A value that can be used.
+    pub example: &'static str,
+    /// Whether its value must never be printed.
+    pub secret: bool,
+}
+
+macro_rules! declare {
+    ($($(#[secret = $secret:literal])? $constant:ident = $name:literal, $what:literal, default $default:literal, example $example:literal;)*) => {
+        $(
+            #[doc = $what]
+            pub const $constant: Variable = Variable {
+                name: $name,
+                what: $what,
+                default: $default,
+                example: $example,
+                secret: false $(|| $secret)?,
+            };
+        )*
+
+        /// All of them, in the order of the manual.
+        pub const ALL: &[Variable] = &[$($constant,)*];
+    };
+}
+
+declare! {
+    RANK = "PHALANX_RANK", "This process's rank, 0 to size - 1. Goes with PHALANX_SIZE.",
+        default "the launcher's, or 0 when nothing suggests a world", example "0";
+    SIZE = "PHALANX_SIZE", "How many ranks there are. Goes with PHALANX_RANK.",
+        default "the launcher's, or 1 when nothing suggests a world", example "4";
+    LOCAL_RANK = "PHALANX_LOCAL_RANK", "This process's number among the ranks of its host. Goes with PHALANX_LOCAL_SIZE.",
+        default "the launcher's, or found when the ranks meet", example "0";
+    LOCAL_SIZE = "PHALANX_LOCAL_SIZE", "How many ranks this host has. Equal to PHALANX_SIZE means that all share one host.",
+        default "the launcher's, or found when the ranks meet", example "4";
+    CROSS_RANK = "PHALANX_CROSS_RANK", "This process's number among the ranks with its local rank, one a host. Told to the program by phalanx run; not read.",
+        default "found when the ranks meet", example "0";
+    CROSS_SIZE = "PHALANX_CROSS_SIZE", "How many ranks have this process's local rank. Told to the program by phalanx run; not read.",
+        default "found when the ranks meet", example "2";
+    JOB = "PHALANX_JOB", "The job's name. Jobs of one user on one host that meet without an address need different names.",
+        default "the launcher's identity of the job", example "train-17";
+    RENDEZVOUS = "PHALANX_RENDEZVOUS",
+        "Where the ranks meet: host:port, unix:@name, file:///path on a shared file system, local (one host), pmi or pmix.",
+        default "found through the launcher where it can be", example "node1:29400";
+    RENDEZVOUS_HOSTED = "PHALANX_RENDEZVOUS_HOSTED", "Who listens at PHALANX_RENDEZVOUS: rank0 or launcher.",
+        default "rank0", example "launcher";
+    #[secret = true]
+    KEY = "PHALANX_KEY", "The job's key: 64 hexadecimal digits, the same for all ranks. Needed to meet over a network.",
+        default "made by rank 0 where the ranks meet within one host or through the launcher", example "(64 hexadecimal digits)";
+    KEY_FILE = "PHALANX_KEY_FILE", "A file that holds the key as PHALANX_KEY would. Nobody but its owner may read it.",
+        default "not set", example "/home/me/.phalanx-key";
+    TIMEOUT = "PHALANX_TIMEOUT", "How long an operation may wait for other ranks: seconds, or a number with ms, s, m or h.",
+        default "300", example "30";
+    START_TIMEOUT = "PHALANX_START_TIMEOUT", "How long the ranks may take to meet: seconds, or a number with ms, s, m or h.",
+        default "60", example "2m";
+    TRANSPORT = "PHALANX_TRANSPORT", "Forces one transport for all peers: shm or tcp. An error where it cannot be used.",
+        default "shm within a host, tcp between hosts", example "tcp";
+    ALGORITHM = "PHALANX_ALGORITHM", "Forces one algorithm where the collective has it.",
+        default "chosen by size and ranks", example "ring";
+    DETERMINISTIC = "PHALANX_DETERMINISTIC", "Reduces in the order of the ranks whatever the algorithm: 1 or 0.",
+        default "0", example "1";
+    INTERFACE = "PHALANX_INTERFACE", "The network interface to use, by name or by address.",
+        default "the one that routes to the rendezvous", example "eth0";
+    PORTS = "PHALANX_PORTS", "The ports to listen on: one, or first-last.",
+        default "any free port", example "20000-20100";
+    SOCKETS = "PHALANX_SOCKETS", "How many TCP connections are made to each peer, 1 to 64.",
+        default "chosen by the transport", example "2";
+    LOG = "PHALANX_LOG", "What is logged to standard error: error, warn, info, debug, trace, or filters such as phalanx::bootstrap=debug.",
+        default "warn", example "info";
+}
+
+/// Every variable of Phalanx, in the order of the manual.
+pub fn variables() -> &'static [Variable] {
+    ALL
+}
+
+/// The table as Markdown, for the manual.
+pub fn variables_as_markdown() -> String {
+    let mut out = String::from("| variable | what it says | when not set | example |\n|---|---|---|---|\n");
+    for Variable { name, what, default, example, .. } in ALL {
+        out.push_str(&format!("| `{name}` | {what} | {default} | `{example}` |\n"));
+    }
+    out
+}
+
+/// The table as plain text, for `--help`.
+pub fn variables_as_help() -> String {
+    let width = ALL.iter().map(|variable| variable.name.len()).max().unwrap_or(0);
+    let mut out = String::new();
+    for Variable { name, what, default, .. } in ALL {
+        out.push_str(&format!("  {name:width$}  {what} [default: {default}]\n"));
+    }
+    out
+}
+
+/// Environment variables as a value, so that reading them is a pure function.
+///
+/// An empty value counts as not set. Values of secret variables are not printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Variables(BTreeMap<String, String>);
+
+impl Variables {
+    /// Those of this process. Values that are not UTF-8 get replacement characters, and so fail to parse where they
+    /// matter.
+    pub fn of_process() -> Self {
+        std::env::vars_os()
+            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+            .collect()
+    }
+
+    /// The value, if it is set and not empty.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// The names that are set and not empty.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|(_, value)| !value.trim().is_empty()).map(|(name, _)| name.as_str())
+    }
+
+    /// `NAME=value`, the value left out if it is secret; `NAME (not set)` otherwise.
+    pub fn show(&self, name: &str) -> String {
+        match self.get(name) {
+            None => format!("{name} (not set)"),
+            Some(_) if is_secret(name) => format!("{name}=(hidden)"),
+            Some(value) => format!("{name}={value}"),
+        }
+    }
+}
+
+fn is_secret(name: &str) -> bool {
+    ALL.iter().any(|variable| variable.secret && variable.name == name)
+}
+
+impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for Variables {
+    fn from_iter<I: IntoIterator<Item = (N, V)>>(pairs: I) -> Self {
+        Self(pairs.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+impl fmt::Debug for Variables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys().map(|name| self.show(name))).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::{Path, PathBuf};
+
+    fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                if !path.ends_with("target") {
+                    rust_files(&path, found);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    /// The names in string literals of `text` that start with the prefix.
+    fn names_in(text: &str) -> BTreeSet<String> {
+        const PREFIX: &str = "PHALANX_";
+        let is_part = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+        text.match_indices(PREFIX)
+            .map(|(at, _)| text[at..].chars().take_while(|&c| is_part(c)).collect::<String>())
+            .map(|name| name.trim_end_matches('_').to_string())
+            .filter(|name| name.len() > PREFIX.len())
+            .collect()
+    }
+
+    #[test]
+    fn every_variable_in_the_sources_is_in_the_table() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut files = Vec::new();
+        for folder in ["src", "ffi", "examples", "benches"] {
+            rust_files(&root.join(folder), &mut files);
+        }
+        assert!(files.len() > 5);
+        let declared: BTreeSet<String> = ALL.iter().map(|variable| variable.name.to_string()).collect();
+        for file in files {
+            // Names made up in tests stand below the line that opens the tests.
+            let text = std::fs::read_to_string(&file).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap_or("");
+            let unknown: Vec<_> = names_in(code).difference(&declared).cloned().collect();
+            assert!(
+                unknown.is_empty(),
+                "{} reads {unknown:?}: declare it in src/bootstrap/variables.rs",
+                file.display()
+            );
+        }
+    }
+
+    #[test]
+    fn the_scan_of_the_sources_is_not_blind() {
+        assert_eq!(names_in(r#"get("PHALANX_RANK"), "PHALANX_*", PHALANX_X1_Y"#).len(), 2);
+    }
+
+    #[test]
+    fn names_are_unique_and_texts_are_there() {
+        let names: BTreeSet<_> = ALL.iter().map(|variable| variable.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for variable in ALL {
+            assert!(variable.what.ends_with('.') && !variable.default.is_empty() && !variable.example.is_empty());
+            assert!(!variable.what.contains('|'), "a bar would break the Markdown table");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        let variables: Variables = [("PHALANX_KEY", "abc123"), ("PHALANX_RANK", "1")].into_iter().collect();
+        let shown = format!("{variables:?} {}", variables.show("PHALANX_KEY"));
+        assert!(!shown.contains("abc123") && shown.contains("PHALANX_RANK=1"), "{shown}");
+    }
+
+    #[test]
+    fn the_manual_has_the_table() {
+        let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/launchers.md");
+        let text = std::fs::read_to_string(manual).unwrap();
+        assert!(text.contains(&variables_as_markdown()), "docs/launchers.md needs:\n{}", variables_as_markdown());
+    }
+}

@@ -1,0 +1,88 @@
+//! The commands of the `phalanx` program. Each is a thin layer over the library.
+
+mod bench;
+mod demo;
+mod doctor;
+mod explain;
+mod guard;
+mod logging;
+mod run;
+mod workers;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Collective communication for data-parallel training.
+#[derive(Debug, Parser)]
+#[command(name = "phalanx", version, propagate_version = true, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Box<run::Run>),
+    Doctor(doctor::Doctor),
+    Explain(explain::Explain),
+    Bench(bench::Bench),
+    Demo(demo::Demo),
+    #[command(hide = true)]
+    Guard(guard::Guard),
+}
+
+/// Runs the command of this process's arguments.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse_from(std::env::args_os().map(two_dashes));
+    if let Err(message) = logging::install() {
+        eprintln!("phalanx: {message}");
+        return ExitCode::from(2);
+    }
+    match cli.command {
+        Command::Run(run) => run.run(),
+        Command::Doctor(doctor) => doctor.run(),
+        Command::Explain(explain) => explain.run(),
+        Command::Bench(bench) => bench.run(),
+        Command::Demo(demo) => demo.run(),
+        Command::Guard(guard) => guard.run(),
+    }
+}
+
+/// Prints the whole output of a command. A reader that has seen enough is no error.
+fn print(text: &str, code: ExitCode) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("phalanx: {error}");
+            ExitCode::FAILURE
+        }
+        _ => code,
+    }
+}
+
+/// Long options that launchers of the MPI family write with one dash, and the hidden names that stand for that. They
+/// are names of their own so that [`as_typed`] can give a user's command back as it was.
+const ONE_DASH: [(&str, &str); 2] = [("-np", "--np-with-one-dash"), ("-hostfile", "--hostfile-with-one-dash")];
+
+fn two_dashes(word: OsString) -> OsString {
+    ONE_DASH.iter().find(|(one, _)| word == *one).map_or(word, |(_, two)| (*two).into())
+}
+
+/// The word as the user typed it.
+fn as_typed(word: OsString) -> OsString {
+    ONE_DASH.iter().find(|(_, two)| word == *two).map_or(word, |(one, _)| (*one).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

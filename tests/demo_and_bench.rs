@@ -1,0 +1,227 @@
+//! The commands `demo` and `bench` as a user runs them: real processes, real carriers.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+
+const PHALANX: &str = env!("CARGO_BIN_EXE_phalanx");
+
+/// Long enough for a machine that is busy with other tests; a hang is longer.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn phalanx(arguments: &[&str]) -> Command {
+    let mut command = Command::new(PHALANX);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Ends a process that outlives the limit, so that a hang is a failure with its output.
+fn wait(child: &mut Child) -> ExitStatus {
+    let pid = Pid::from_child(child);
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("a pidfd");
+    let mut polled = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+    let limit = rustix::event::Timespec::try_from(LIMIT).expect("a limit");
+    if rustix::event::poll(&mut polled, Some(&limit)) == Ok(0) {
+        child.kill().expect("a child");
+    }
+    child.wait().expect("a child")
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let mut child = phalanx(arguments).spawn().expect("the program");
+    let stdout = child.stdout.take().expect("a pipe");
+    let stderr = child.stderr.take().expect("a pipe");
+    let read = |mut pipe: Box<dyn std::io::Read + Send>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.read_to_end(&mut bytes).map(|_| bytes)
+        })
+    };
+    let (stdout, stderr) = (read(Box::new(stdout)), read(Box::new(stderr)));
+    let status = wait(&mut child);
+    let join =
+        |thread: std::thread::JoinHandle<std::io::Result<Vec<u8>>>| thread.join().expect("no panic").expect("a pipe");
+    Output { status, stdout: join(stdout), stderr: join(stderr) }
+}
+
+fn lines(output: &Output) -> Vec<String> {
+    String::from_utf8_lossy(&output.stdout).lines().map(ToString::to_string).collect()
+}
+
+/// The lines of a run that went well.
+fn well(arguments: &[&str]) -> Vec<String> {
+    let output = run(arguments);
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}\n{}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    lines(&output)
+}
+
+fn object(line: Option<&String>) -> Value {
+    serde_json::from_str(line.expect("a line")).expect("an object")
+}
+
+#[test]
+fn ranks_learn_and_agree_and_the_seed_decides_the_weights() {
+    let demo = |arguments: &[&str]| object(well(&[&["demo", "--json"], arguments].concat()).last());
+    let first = demo(&["--seed", "7"]);
+    assert_eq!((&first["ranks"], &first["steps"]), (&4.into(), &660.into()));
+    assert!(first["accuracy"].as_f64().is_some_and(|accuracy| accuracy >= 0.95), "{first}");
+    assert!(first["communication_share"].as_f64().is_some_and(|share| share > 0.0 && share < 1.0), "{first}");
+    assert!(first["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{first}");
+    let digests = first["digests"].as_array().expect("a list");
+    assert!(digests.len() == 4 && digests.iter().all(|digest| digest == &digests[0]), "{first}");
+
+    let again = demo(&["--seed", "7", "--transport", "tcp", "--algorithm", "ring"]);
+    assert_eq!((&again["transport"], &again["algorithm"]), (&"tcp".into(), &"ring".into()));
+    assert_eq!(again["digests"], first["digests"], "another transport and algorithm");
+    let over_shm = demo(&["--seed", "7", "--transport", "shm"]);
+    assert_eq!((&over_shm["transport"], &over_shm["digests"]), (&"shm".into(), &first["digests"]));
+    let other = demo(&["--seed", "8", "--epochs", "1", "-n", "2"]);
+    assert_ne!(other["digests"][0], first["digests"][0]);
+}
+
+#[test]
+fn a_person_sees_a_row_an_epoch() {
+    let lines = well(&["demo", "--ranks", "1", "--epochs", "2"]);
+    assert!(lines[0].starts_with("1 rank trains a 64-128-64-10 network"), "{lines:?}");
+    assert!(lines[1].contains("test accuracy") && lines[1].contains("samples/s"), "{lines:?}");
+    assert!(lines[2].trim_start().starts_with("1 ") && lines[3].trim_start().starts_with("2 "), "{lines:?}");
+    assert!(lines.last().is_some_and(|line| line.starts_with("  rank 0: ")), "{lines:?}");
+}
+
+#[test]
+fn an_existing_world_is_used() {
+    let lines = well(&["run", "-np", "2", PHALANX, "demo", "--epochs", "1", "--json"]);
+    let summary = lines.last().expect("a line");
+    let summary: Value = serde_json::from_str(&summary[summary.find('{').expect("an object")..]).expect("an object");
+    assert_eq!((&summary["ranks"], summary["digests"].as_array().map(Vec::len)), (&2.into(), Some(2)));
+
+    let output = run(&["run", "-np", "2", PHALANX, "bench", "allreduce", "-np", "3"]);
+    assert!(!output.status.success());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("3 ranks asked for inside a world of 2"), "{text}");
+}
+
+#[test]
+fn requests_that_mean_nothing_are_refused_with_what_was_given() {
+    for (arguments, expected) in [
+        (&["demo", "--ranks", "100"][..], "100 ranks cannot share the 64 images"),
+        (&["demo", "--ranks", "0"], "--ranks"),
+        (&["demo", "--batch", "2000"], "2000"),
+        (&["demo", "--transport", "pigeon"], "pigeon"),
+        (&["bench", "allsing"], "allsing"),
+        (&["bench", "allreduce", "--bytes", "8T"], "8T"),
+        (&["bench", "allreduce", "-np", "2", "--root", "2"], "--root 2"),
+        (&["bench", "allreduce", "--op", "bit_and"], "bit_and"),
+        (&["bench", "gather", "--in-place"], "gather"),
+        (&["bench", "allreduce", "--hosts", "no such host,b"], "namespace"),
+    ] {
+        let output = run(arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
+        assert!(output.stdout.is_empty(), "{arguments:?}: {:?}", lines(&output));
+    }
+}
+
+/// Processes with `word` in their command line, but for this one.
+fn processes_with(word: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
+        let line = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
+        if line.split('\0').any(|other| other == word) {
+            found.push(line.replace('\0', " "));
+        }
+    }
+    found
+}
+
+#[test]
+fn an_interrupt_ends_all_of_it() {
+    // The seed is unlike any other process's.
+    let seed = (u64::from(std::process::id()) << 20 | 0xd1617).to_string();
+    let mut child = phalanx(&["demo", "--seed", &seed, "--epochs", "1000000"]).spawn().expect("the program");
+    let mut rows = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    // The table is under way: all ranks train.
+    assert!(rows.by_ref().take(3).all(|row| row.is_ok()));
+    assert!(processes_with(&seed).len() > 4);
+    let began = Instant::now();
+    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).expect("a child");
+    let status = wait(&mut child);
+    assert_eq!(status.code(), Some(130), "{status}");
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert_eq!(processes_with(&seed), [""; 0]);
+}
+
+#[test]
+fn every_collective_is_measured_over_both_carriers() {
+    for collective in [
+        "allreduce",
+        "reduce",
+        "broadcast",
+        "allgather",
+        "reduce_scatter",
+        "alltoall",
+        "gather",
+        "scatter",
+        "barrier",
+        "send_recv",
+    ] {
+        for transport in ["shm", "tcp"] {
+            let arguments = ["bench", collective, "-np", "3", "--bytes", "8,4099", "--iters", "5", "--json"];
+            let rows = well(&[&arguments[..], &["--transport", transport]].concat());
+            assert_eq!(rows.len(), if collective == "barrier" { 1 } else { 2 }, "{rows:?}");
+            for row in &rows {
+                let row = object(Some(row));
+                assert_eq!((&row["collective"], &row["ranks"]), (&collective.into(), &3.into()));
+                assert_eq!(
+                    (&row["transport"], &row["wrong"], &row["checked"]),
+                    (&transport.into(), &0.into(), &5.into())
+                );
+                for key in ["time_us_p50", "time_us_p99", "algbw_gbs", "busbw_gbs"] {
+                    assert!(row[key].is_f64(), "{key} of {row}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_and_forced_algorithms_are_measured_too() {
+    let rows = well(&[
+        "bench",
+        "allreduce",
+        "--threads",
+        "-np",
+        "4",
+        "--bytes",
+        "1:64",
+        "--factor",
+        "4",
+        "--dtype",
+        "bf16",
+        "--op",
+        "max",
+        "--algorithm",
+        "ring",
+        "--in-place",
+        "--iters",
+        "3",
+        "--json",
+    ]);
+    let bytes: Vec<_> = rows.iter().map(|row| object(Some(row))["bytes"].clone()).collect();
+    assert_eq!(bytes, [2, 4, 16, 64]);
+    let row = object(rows.last());
+    assert_eq!(
+        (&row["transport"], &row["algorithm"], &row["in_place"]),
+        (&"inproc".into(), &"ring".into(), &true.into())
+    );
+    assert_eq!((&row["dtype"], &row["op"], &row["count"]), (&"bf16".into(), &"max".into(), &32.into()));
+}

@@ -1,0 +1,12 @@
+//! The launcher, as its user meets it: real processes, real signals, a real terminal.
+
+mod doctor;
+mod exits;
+mod input;
+mod orphans;
+mod output;
+mod plan;
+mod signals;
+mod support;
+mod terminal;
+mod world;
