@@ -9,38 +9,38 @@ use crate::transport::lane::LaneError;
 use crate::transport::listen::ListenConfig;
 use crate::types::{Fault, TransportKind};
 
-const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SOON: Duration = Duration::from_secs(20);
 
 type Outcome = (usize, Result<Vec<Box<dyn Lane>>>);
 
-struct Member {
-    connector: Connector,
-    sleeper: Arc<Sleeper>,
+pub(super) struct Member {
+    pub(super) connector: Connector,
+    pub(super) sleeper: Arc<Sleeper>,
     outcomes: mpsc::Receiver<Outcome>,
     addresses: ListenAddresses,
 }
 
 impl Member {
-    fn next(&self) -> Outcome {
+    pub(super) fn next(&self) -> Outcome {
         self.outcomes.recv_timeout(SOON).expect("an outcome")
     }
 
-    fn lanes(&self) -> (usize, Vec<Box<dyn Lane>>) {
+    pub(super) fn lanes(&self) -> (usize, Vec<Box<dyn Lane>>) {
         let (peer, outcome) = self.next();
         (peer, outcome.unwrap())
     }
 }
 
-fn bind(address: IpAddr) -> Listeners {
+pub(super) fn bind(address: IpAddr) -> Listeners {
     Listeners::bind(&ListenConfig { address, interface: None, ports: None, shared_memory: true }).unwrap()
 }
 
-fn key() -> JobKey {
+pub(super) fn key() -> JobKey {
     JobKey::from_bytes([3; 32])
 }
 
-fn start(listeners: Listeners, config: ConnectorConfig) -> Member {
+pub(super) fn start(listeners: Listeners, config: ConnectorConfig) -> Member {
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let addresses = listeners.addresses().clone();
     let (sender, outcomes) = mpsc::channel();
@@ -161,7 +161,7 @@ mod conformance {
     }
 }
 
-fn write_all(lane: &mut dyn Lane, sleeper: &Sleeper, mut bytes: &[u8]) {
+pub(super) fn write_all(lane: &mut dyn Lane, sleeper: &Sleeper, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let count = lane.write(&[], bytes).unwrap();
         bytes = &bytes[count..];
@@ -171,7 +171,7 @@ fn write_all(lane: &mut dyn Lane, sleeper: &Sleeper, mut bytes: &[u8]) {
     }
 }
 
-fn read_exactly(lane: &mut dyn Lane, sleeper: &Sleeper, count: usize) -> Vec<u8> {
+pub(super) fn read_exactly(lane: &mut dyn Lane, sleeper: &Sleeper, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     let mut have = 0;
     while have < count {
@@ -185,7 +185,7 @@ fn read_exactly(lane: &mut dyn Lane, sleeper: &Sleeper, count: usize) -> Vec<u8>
     bytes
 }
 
-fn until_end(lane: &mut dyn Lane, sleeper: &Sleeper) -> LaneError {
+pub(super) fn until_end(lane: &mut dyn Lane, sleeper: &Sleeper) -> LaneError {
     loop {
         match lane.fill(1) {
             Ok(window) => {
