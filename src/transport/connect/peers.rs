@@ -218,7 +218,7 @@ impl Driver {
         let deadline = now + self.config.timeouts.handshake;
         let own_rank = self.config.rank;
         let Some(peer) = self.peers.get_mut(&rank) else {
-            return Err(Refusal::WrongRank { asked: hello.from, serving: hello.to });
+            return Err(Refusal::UnknownRank { rank: hello.from });
         };
         match &mut peer.state {
             State::Connected => return Err(Refusal::Busy),
