@@ -12,7 +12,12 @@ bridge=phxbridge
 
 down() {
     local name
-    for name in $(ip netns list | awk '/^phx[0-9]+/ {print $1}'); do ip netns delete "$name"; done
+    for name in $(ip netns list | awk '/^phx[0-9]+/ {print $1}'); do
+        # A namespace lives on, with its cable, as long as a process is in it.
+        ip netns pids "$name" | xargs -r kill -KILL
+        ip link delete "phxport${name#phx}" 2>/dev/null || true
+        ip netns delete "$name"
+    done
     ip link delete "$bridge" 2>/dev/null || true
 }
 

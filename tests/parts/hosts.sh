@@ -26,11 +26,16 @@ pull_a_cable() {
     local output
     output=$(mktemp)
     PHALANX_TIMEOUT=3 across_hosts 60 "$phalanx" bench allreduce --bytes 64K --iters 2000000 >"$output" 2>&1 &
+    local ranks=$!
     # Traffic on the cable says that all are connected and busy.
-    local port=/sys/class/net/phxport3/statistics/rx_bytes
-    for _ in $(seq 300); do [ "$(cat $port)" -gt 30000000 ] && break; read -rt 0.1 <> <(:) || true; done
+    local port=/sys/class/net/phxport3/statistics/rx_bytes before
+    before=$(cat $port)
+    for _ in $(seq 300); do
+        [ "$(($(cat $port) - before))" -gt 5000000 ] && break
+        read -rt 0.1 <> <(:) || true
+    done
     tests/hosts.sh cut 3
-    wait $! || true
+    wait $ranks || true
     tests/hosts.sh heal 3
     cat "$output"
     for rank in 0 1 3; do
