@@ -18,8 +18,7 @@ use crate::communicator::Communicator;
 /// Connects to the other ranks that the environment names; a world of one if nothing suggests otherwise.
 #[pyfunction]
 fn connect(py: Python<'_>) -> PyResult<Communicator> {
-    let inner = py.detach(|| phalanx::thread_world(1))?.remove(0);
-    Ok(Communicator::new(inner))
+    Ok(Communicator::new(py.detach(phalanx::init)?))
 }
 
 /// The compiled part of Phalanx.

@@ -114,13 +114,7 @@ mod conformance {
     }
 
     fn carrier(kind: TransportKind, change: fn(&mut ConnectorConfig)) -> Carrier {
-        let config = StreamConfig::for_kind(kind);
-        Carrier {
-            pair: Box::new(move || pair(change)),
-            eager_limit: config.eager_limit,
-            early_budget: config.early_budget,
-            ready_limit: config.ready_limit,
-        }
+        Carrier::over_streams(StreamConfig::for_kind(kind), move || pair(change))
     }
 
     mod shm {
@@ -339,7 +333,7 @@ fn who_does_not_belong_is_told_why() {
     let error = refusal(|config| config.generation = Generation(7));
     assert!(error.to_string().contains("generation 7 was asked for; the other side serves generation 1"), "{error}");
     let error = refusal(|config| config.rank = 5);
-    assert!(error.to_string().contains("rank 0 answered"), "{error}");
+    assert!(error.to_string().contains("world has no rank 5"), "{error}");
 }
 
 #[test]
