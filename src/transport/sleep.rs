@@ -267,7 +267,7 @@ mod tests {
         sleeper.want_write(&ours, true).unwrap();
         let reader = std::thread::spawn(move || {
             let mut sink = vec![0; 1 << 20];
-            theirs.read(&mut sink).unwrap();
+            assert_ne!(theirs.read(&mut sink).unwrap(), 0);
             theirs
         });
         sleeper.sleep(LONG);
