@@ -13,6 +13,10 @@ use crate::types::{Algorithm, Collective};
 /// The most ranks for which the messages of every pairwise step are counted, at O(size^2).
 const MOST_COUNTED: usize = 1024;
 
+/// The pieces of two-shot: their parts, slots and results together fit the last cache that a core has to itself or
+/// nearly so, and are long enough to make the fixed cost of a message small.
+const PIECE_BYTES: f64 = (1 << 20) as f64;
+
 /// What an algorithm costs by formula.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
@@ -240,6 +244,15 @@ impl Tally<'_> {
                 self.direct(bytes / n);
                 self.arithmetic(bytes);
                 self.direct(bytes / n);
+                // In pieces, each further one has a fixed cost and its bytes; the bytes are counted above.
+                let piece = (PIECE_BYTES / self.width).ceil();
+                let pieces = (bytes / self.width / piece).ceil();
+                self.total.segment = piece * self.width;
+                if pieces > 1.0 {
+                    self.total.steps = pieces as usize + 2;
+                    let link = self.slower();
+                    self.total.seconds += pieces * (link.latency + 2.0 * (n - 1.0) * link.overhead);
+                }
             }
         }
     }
