@@ -23,11 +23,20 @@ pub fn on_hosts<R: Send>(kind: TransportKind, hosts: &[usize], body: impl Fn(Com
             .into_iter()
             .map(|comm| {
                 let body = &body;
-                scope.spawn(move || body(comm.with_timeout(Duration::from_secs(60))))
+                scope.spawn(move || {
+                    let comm = comm.with_timeout(Duration::from_secs(60));
+                    // The communicator outlives the others' threads: a rank that is told early of an error stays for
+                    // those that are told late.
+                    (body(comm.clone()), comm)
+                })
             })
             .collect();
         let outcomes: Vec<_> = ranks.into_iter().map(|rank| rank.join()).collect();
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        let outcomes: Vec<_> = outcomes
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect();
+        outcomes.into_iter().map(|(result, _comm)| result).collect()
     })
 }
 

@@ -1,3 +1,5 @@
+//! The suite of the contract over streams of every shape, and what only streams can get wrong.
+
 mod accounting;
 mod hostile;
 
