@@ -11,7 +11,10 @@ python_ready() {
         step 'python: environment' python3 -m venv "$venv" || return 1
     fi
     step 'python: tools' "$venv/bin/pip" install --quiet -r ffi/python/tests/requirements.txt || return 1
-    step 'python: package' "$venv/bin/pip" install --quiet --force-reinstall --no-deps ./ffi/python || return 1
+    rm -rf "$root/target/wheels"
+    step 'python: wheel' "$venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$root/target/wheels" ./ffi/python || return 1
+    step 'python: package' "$venv/bin/pip" install --quiet --force-reinstall --no-deps "$root"/target/wheels/phalanx-*.whl ||
+        return 1
     venv_ready=1
 }
 
