@@ -36,7 +36,7 @@ fn bytes_are_handed_over_in_order() {
     });
 }
 
-/// The reader goes to sleep only if its wake-up is certain.
+/// The reader goes to sleep only if its wake-up is certain. (It may be woken although it did not.)
 #[test]
 fn a_sleeping_reader_is_woken() {
     loom::model(|| {
@@ -52,7 +52,7 @@ fn a_sleeping_reader_is_woken() {
         });
         let sleeps = consumer.prepare_sleep();
         let producer = writer.join().unwrap();
-        assert_eq!(sleeps, woken.load(Ordering::Acquire));
+        assert!(!sleeps || woken.load(Ordering::Acquire));
         drop(producer);
     });
 }
@@ -75,7 +75,7 @@ fn a_sleeping_writer_is_woken() {
         });
         let sleeps = producer.prepare_sleep();
         reader.join().unwrap();
-        assert_eq!(sleeps, woken.load(Ordering::Acquire));
+        assert!(!sleeps || woken.load(Ordering::Acquire));
     });
 }
 
@@ -93,7 +93,7 @@ fn a_reader_does_not_sleep_through_the_end() {
         });
         let sleeps = consumer.prepare_sleep();
         writer.join().unwrap();
-        assert_eq!(sleeps, woken.load(Ordering::Acquire));
+        assert!(!sleeps || woken.load(Ordering::Acquire));
         assert!(consumer.is_closed());
     });
 }
