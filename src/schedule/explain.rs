@@ -80,7 +80,10 @@ pub struct Explanation {
     pub segment: Option<usize>,
     /// Whether partial results travel, and halves with them as `f32`.
     pub partials_travel: bool,
-    /// Whether the plans were proved sound; not done for worlds too large.
+    /// Whether the figures come from simulating the plans of all ranks, rather than from formulas, which is done for
+    /// worlds too large.
+    pub simulated: bool,
+    /// Whether the plans were proved sound; not done where they are not simulated.
     pub verified: bool,
     /// Every algorithm that could serve, the fastest first.
     pub alternatives: Vec<Alternative>,
@@ -92,8 +95,13 @@ pub struct Explanation {
     pub svg: String,
 }
 
-/// The most messages for which plans are simulated, proved and drawn.
+/// The most messages for which plans are simulated and proved.
 const MOST_MESSAGES: usize = 300_000;
+/// The most ranks for which they are, and where everyone speaks to everyone: simulating n messages at a port costs n^2.
+const MOST_SIMULATED: usize = 4096;
+const MOST_CROWDED: usize = 256;
+/// The most ranks for which plans are drawn.
+const MOST_DRAWN: usize = 64;
 /// The most rows of a drawing: enough for a ring of 32 ranks.
 const MOST_ROWS: usize = 64;
 
@@ -113,7 +121,11 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
         let why = if size == 0 { "there are no ranks" } else { "the algorithm does not serve this collective" };
         return Err(PlanError { collective, algorithm: asked, size, why: why.into(), possible: serving.to_vec() });
     }
-    let hosts = if question.hosts.len() == size { question.hosts } else { &[] };
+    let hosts = question.hosts;
+    if !hosts.is_empty() && hosts.len() != size {
+        let why = format!("hosts are given for {} ranks", hosts.len());
+        return Err(PlanError { collective, algorithm: asked, size, why, possible: Vec::new() });
+    }
     let selection = Selection {
         collective,
         elements: if collective == Collective::Barrier { 0 } else { question.bytes / dtype.size() },
@@ -132,10 +144,7 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
     for &(algorithm, cost) in &choice.alternatives {
         let width = cost::width_on_the_wire(&selection, algorithm, &layout);
         let segment = ((cost.segment / width as f64).ceil() as usize).max(1);
-        // Every rank takes every step, with one message at least, or with all others.
-        let crowd = matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical);
-        let messages = cost.steps.saturating_mul(size).saturating_mul(if crowd { size } else { 1 });
-        if messages > MOST_MESSAGES {
+        if !can_be_simulated(collective, algorithm, cost.steps, size) {
             alternatives.push(Alternative {
                 algorithm: algorithm.name(),
                 seconds: cost.seconds,
@@ -184,6 +193,7 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
         scratch_bytes: 0,
         segment: None,
         partials_travel: false,
+        simulated: figures.simulated,
         verified: false,
         alternatives,
         drawing: String::new(),
@@ -195,6 +205,16 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
         (explanation.messages, explanation.verified, explanation.segment) = (messages, verified, segment);
     }
     Ok(explanation)
+}
+
+/// Whether there are few enough messages. In each step, every rank sends one at least, or one to all others.
+fn can_be_simulated(collective: Collective, algorithm: Algorithm, steps: usize, size: usize) -> bool {
+    let crowd = matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Hierarchical)
+        || collective == Collective::Alltoall;
+    let each = if crowd { size } else { 1 };
+    size <= if crowd { MOST_CROWDED } else { MOST_SIMULATED }
+        && steps.saturating_mul(size) <= MOST_MESSAGES
+        && each.saturating_mul(size) <= MOST_MESSAGES
 }
 
 /// The counts of a call, owned.
@@ -211,7 +231,7 @@ impl<'a> Call<'a> {
     fn new(question: &'a Question<'a>, selection: &Selection<'a>) -> Self {
         let (size, elements) = (question.size, selection.elements);
         let matrix = match question.collective {
-            Collective::Alltoall => vec![elements / size; size * size],
+            Collective::Alltoall if size <= MOST_CROWDED => vec![elements / size; size * size],
             _ => Vec::new(),
         };
         Self {
@@ -252,6 +272,9 @@ impl Explanation {
         let scratch = schedules.iter().map(|schedule| schedule.scratch).max().unwrap_or(0);
         self.scratch_bytes = scratch as u64 * width as u64;
         self.partials_travel = schedules.iter().any(|schedule| schedule.partials_travel);
+        if self.ranks > MOST_DRAWN {
+            return;
+        }
         self.drawing = picture::text(schedules, MOST_ROWS);
         let title = format!(
             "{} by {}: {} of {}, {} ranks",
@@ -286,8 +309,8 @@ impl fmt::Display for Explanation {
         writeln!(f, "  predicted   {}", cost::micros(self.seconds))?;
         writeln!(f, "  steps       {}", self.steps)?;
         writeln!(f, "  sent        {} by the busiest rank", size_in_words(self.bytes_per_rank))?;
-        if self.drawing.is_empty() {
-            writeln!(f, "  (by formula; too many messages to simulate, prove and draw)")?;
+        if !self.simulated {
+            writeln!(f, "  (by formula: too many messages to simulate, prove and draw)")?;
         } else {
             writeln!(f, "  messages    {}", self.messages)?;
             writeln!(f, "  scratch     {} on the rank that needs most", size_in_words(self.scratch_bytes))?;
@@ -412,6 +435,9 @@ mod tests {
                         possible: two_shot, one_shot, recursive_doubling, halving_doubling, ring, double_tree, hierarchical";
         assert_eq!(words.map(|_| ()), Err(expected.into()));
         assert!(explain(&question(Collective::Allreduce, 0), &CostModel::default()).is_err());
+        assert!(
+            explain(&Question { hosts: &[0], ..question(Collective::Broadcast, 2) }, &CostModel::default()).is_err()
+        );
         assert!(explain(&question(Collective::SendRecv, 2), &CostModel::default()).is_err());
         assert!(explain(&Question { root: 9, ..question(Collective::Broadcast, 2) }, &CostModel::default()).is_err());
     }
@@ -420,7 +446,10 @@ mod tests {
     fn large_worlds_are_explained_by_formula() {
         let explanation = explain(&question(Collective::Alltoall, 2000), &CostModel::default());
         let explanation = explanation.unwrap_or_else(|error| panic!("{error}"));
-        assert!(explanation.alternatives.iter().any(|other| !other.simulated));
+        assert!(!explanation.simulated && explanation.to_string().contains("by formula"));
+        let drawn = |size| explain(&question(Collective::Broadcast, size), &CostModel::default());
+        assert!(drawn(64).is_ok_and(|explanation| !explanation.drawing.is_empty()));
+        assert!(drawn(65).is_ok_and(|explanation| explanation.verified && explanation.drawing.is_empty()));
     }
 
     #[test]

@@ -210,7 +210,7 @@ impl Planner<'_> {
                 ordered::allreduce(builder, self.group, &self.hosts, algorithm, source, target);
             }
             Algorithm::OneShot => direct::one_shot(builder, self.group, source, target, true),
-            Algorithm::TwoShot => direct::two_shot(builder, self.group, source, target, true),
+            Algorithm::TwoShot => direct::two_shot(builder, self.group, source, target, true, request.segment),
             Algorithm::Ring => {
                 let (order, me) = self.ring();
                 ring::allreduce(builder, Group { ranks: &order, me }, source, target, true);

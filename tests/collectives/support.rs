@@ -70,9 +70,11 @@ impl Guarded {
 pub fn input_value(op: Option<ReduceOp>, dtype: DataType, size: usize, rank: usize, index: usize) -> i64 {
     let mixed = rank.wrapping_mul(31).wrapping_add(index.wrapping_mul(17)).wrapping_add(index / 7);
     match (op, dtype) {
-        (_, DataType::Bool) => (mixed % 3 == 0) as i64,
+        (_, DataType::Bool) => mixed.is_multiple_of(3) as i64,
         (Some(ReduceOp::Product), _) => 1 + i64::from((index + rank).is_multiple_of(size)),
-        (Some(ReduceOp::LogicalAnd | ReduceOp::LogicalOr), _) => (mixed % 5 != 0) as i64 * (1 + mixed as i64 % 2),
+        (Some(ReduceOp::LogicalAnd | ReduceOp::LogicalOr), _) => {
+            !mixed.is_multiple_of(5) as i64 * (1 + mixed as i64 % 2)
+        }
         (None, _) => (mixed % 100) as i64,
         _ => (mixed % 7) as i64,
     }

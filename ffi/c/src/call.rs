@@ -175,9 +175,6 @@ unsafe fn translate(
     let kind = collective(call.collective)?;
     let elements = if kind == Collective::Barrier { DataType::U8 } else { dtype(call.dtype)? };
     let in_place = input == IN_PLACE;
-    if !in_place && !input.is_null() && input == output.cast_const() && kind != Collective::Broadcast {
-        return Err(Error::invalid(format_args!("{kind}: input and output are the same; give PHX_IN_PLACE as input")));
-    }
     let (count, root) = (number("count", call.count)?, number("root", call.root)?);
     let ranks = comm.size() as u64;
     let counts = if call.counts.is_null() {
@@ -186,6 +183,11 @@ unsafe fn translate(
         // SAFETY: the caller's promise.
         Some(unsafe { numbers("counts", call.counts, ranks)? })
     };
+    // Empty blocks may lie anywhere.
+    let own = counts.as_ref().map_or(count, |counts| counts[comm.rank()]);
+    if !in_place && own > 0 && input == output.cast_const() && kind != Collective::Broadcast && !input.is_null() {
+        return Err(Error::invalid(format_args!("{kind}: input and output are the same; give PHX_IN_PLACE as input")));
+    }
     let reduces = matches!(kind, Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter);
     // SAFETY: the caller's promise.
     let reduction = if reduces { unsafe { reduction(call)? } } else { Reduction::new(ReduceOp::Sum) };

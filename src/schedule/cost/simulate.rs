@@ -96,7 +96,7 @@ struct Simulation<'a> {
     paced: bool,
 }
 
-/// Predicts the time of plans that belong together and are sound (see [`verify`](super::super::verify)); of others,
+/// Predicts the time of plans that belong together and are sound (see [`verify`](super::super::verify())); of others,
 /// the time until nothing moves. `hosts` as in [`PlanRequest`](super::super::PlanRequest); `element_bytes` is the size
 /// of an element as it travels. Each message costs O(log) time
 /// for each other one that goes before it at its ports.
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(seconds(Collective::Allreduce, Algorithm::RecursiveDoubling, 8, 40, &[]), 3.0 * 41.0);
         // Ports are shared by the messages of a step, the latency is not.
         assert_eq!(seconds(Collective::Allreduce, Algorithm::OneShot, 4, 40, &[]), 3.0 * 40.0 + 1.0);
-        assert_eq!(seconds(Collective::Allreduce, Algorithm::TwoShot, 4, 40, &[]), 2.0 * (3.0 * 10.0 + 1.0));
+        assert_eq!(seconds(Collective::Allreduce, Algorithm::TwoShot, 4, 8, &[]), 2.0 * (3.0 * 2.0 + 1.0));
         // The last member of a chain of four gets the first of four segments in the third step.
         assert_eq!(seconds(Collective::Broadcast, Algorithm::Ring, 4, 40, &[]), 6.0 * 11.0);
         assert_eq!(seconds(Collective::Barrier, Algorithm::Dissemination, 5, 0, &[]), 3.0);

@@ -1,3 +1,5 @@
+//! Drawings of small plans, as they are.
+
 use super::*;
 use crate::schedule::{Counts, JointRequest};
 use crate::types::{Algorithm, Collective};
