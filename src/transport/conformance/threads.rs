@@ -8,14 +8,19 @@ use super::world::{Memory, PATIENCE, Random, Side, tag};
 use crate::transport::{Event, Token};
 
 /// How long a sleeper waits before it says that its wake-up was lost.
-const TOO_LONG: Duration = Duration::from_secs(10);
+const TOO_LONG: Duration = Duration::from_secs(30);
 
 /// Drives one end until the condition holds, asleep whenever the contract allows it.
 fn attend(side: &mut Side, what: &str, mut done: impl FnMut(&Side) -> bool) {
     let begun = Instant::now();
+    let mut random = Random(5);
     while !done(side) {
         if side.progress() {
             continue;
+        }
+        // Whatever happens in between must not be slept through.
+        for _ in 0..random.below(3000) {
+            std::hint::spin_loop();
         }
         if side.endpoint.prepare_sleep() {
             let asleep = Instant::now();

@@ -10,7 +10,7 @@ use crate::types::{
 };
 
 /// How long anything here may take before the test is given up.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A generator of numbers that look random and are the same for the same seed.
 pub struct Random(pub u64);

@@ -36,7 +36,7 @@ fn bytes_are_handed_over_in_order() {
     });
 }
 
-/// The reader goes to sleep only if its wake-up is certain.
+/// The reader goes to sleep only if its wake-up is certain. (It may be woken although it did not.)
 #[test]
 fn a_sleeping_reader_is_woken() {
     loom::model(|| {
@@ -52,7 +52,6 @@ fn a_sleeping_reader_is_woken() {
         });
         let sleeps = consumer.prepare_sleep();
         let producer = writer.join().unwrap();
-        // A wake-up too many does no harm; one too few is for ever.
         assert!(!sleeps || woken.load(Ordering::Acquire));
         drop(producer);
     });
@@ -76,7 +75,6 @@ fn a_sleeping_writer_is_woken() {
         });
         let sleeps = producer.prepare_sleep();
         reader.join().unwrap();
-        // A wake-up too many does no harm; one too few is for ever.
         assert!(!sleeps || woken.load(Ordering::Acquire));
     });
 }
@@ -95,7 +93,6 @@ fn a_reader_does_not_sleep_through_the_end() {
         });
         let sleeps = consumer.prepare_sleep();
         writer.join().unwrap();
-        // A wake-up too many does no harm; one too few is for ever.
         assert!(!sleeps || woken.load(Ordering::Acquire));
         assert!(consumer.is_closed());
     });

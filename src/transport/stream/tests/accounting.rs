@@ -118,6 +118,29 @@ fn a_storm_of_cancels_leaves_nothing_behind() {
     }
 }
 
+/// One side gives up what the other has never heard of but through it.
+#[test]
+fn what_was_told_is_withdrawn() {
+    let (mut pair, watches) = watched_pair(TIGHT);
+    let counts = |watch: &Watch| {
+        let now = watch.lock().unwrap().now;
+        (now.announcements, now.offers, now.early_bytes > 0)
+    };
+    pair.a.send(tag(1), Memory::filled(100, 0, 1));
+    pair.a.send(tag(1), Memory::filled(5000, 0, 1));
+    pair.a.recv(tag(1), Memory::new(5000, 0));
+    pair.a.recv(tag(1), Memory::new(5000, 0));
+    pair.settle();
+    assert_eq!(counts(&watches[1]), (1, 2, true));
+    pair.a.endpoint.cancel(tag(1));
+    pair.settle();
+    assert_eq!(counts(&watches[1]), (0, 0, true), "a message that has left is not taken back");
+    assert_eq!(watches[0].lock().unwrap().waiting, (0, 0));
+    pair.b.endpoint.cancel(tag(1));
+    pair.settle();
+    assert_eq!(counts(&watches[1]), (0, 0, false));
+}
+
 #[test]
 fn a_flood_is_held_within_the_limits() {
     for config in [StreamConfig::for_kind(TransportKind::Inproc), TIGHT] {

@@ -330,6 +330,22 @@ fn another_generation_is_fenced() {
     victim.must_be_well();
 }
 
+/// What a turn leaves in the lane's window is not seen by the lane when it is asked whether anything can be read.
+#[test]
+fn a_turn_that_ended_early_is_no_reason_to_sleep() {
+    let mut victim = Victim::new(1);
+    victim.settle();
+    assert!(victim.side.endpoint.prepare_sleep());
+    let many = header(Frame::Credit, 0).encode().repeat(3 * config().turn_frames);
+    assert_eq!(victim.lanes[0].write(&many, &[]), Ok(many.len()));
+    for turn in 0..3 {
+        assert!(!victim.side.endpoint.prepare_sleep(), "asleep before turn {turn}");
+        assert!(victim.side.progress());
+    }
+    victim.settle();
+    assert!(victim.side.endpoint.prepare_sleep());
+}
+
 #[test]
 fn an_end_in_the_middle_is_told_as_such() {
     let mut victim = Victim::new(2);
