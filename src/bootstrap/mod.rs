@@ -3,7 +3,7 @@
 //! 1. [`environment`](launch) reads what the launcher says: rank, size and how to meet ([`Launch`]); `settings` reads
 //!    the rest ([`Settings`]). Both are pure functions of [`Variables`]; every variable of Phalanx stands once in
 //!    [`variables()`]. A [`Config`] holds both, and can be filled in code.
-//! 2. [`join`] meets the others: it finds the rendezvous server or starts it (on rank 0), proves the job's key, tells
+//! 2. [`join()`] meets the others: it finds the rendezvous server or starts it (on rank 0), proves the job's key, tells
 //!    where this member listens, and returns the [`Roster`](crate::membership::Roster) of all members.
 //! 3. [`RendezvousServer`] is the other side, in the launcher or in rank 0: one thread that feeds a pure
 //!    [`Gathering`](crate::membership::Gathering).

@@ -33,7 +33,7 @@ impl Sleep for crate::transport::sleep::Sleeper {
 
 /// Makes connections.
 pub trait Dial: Send {
-    /// Begins to connect to a world rank, without blocking. The outcome goes to [`Engine::handle_connection`].
+    /// Begins to connect to a world rank, without blocking. The outcome goes to [`Engine::connection_handler`].
     fn dial(&mut self, peer: usize);
 }
 

@@ -17,14 +17,18 @@ const COUNTS: &[usize] = if cfg!(miri) {
 };
 
 /// What is asked of finished results: nothing, an average, an exact one, a scale, both, and both at an extreme.
-const FINISHES: &[Finish] = &[
-    Finish::NONE,
-    Finish { divisor: 3, factor: 1.0 },
-    Finish { divisor: 4, factor: 1.0 },
-    Finish { divisor: 1, factor: -0.625 },
-    Finish { divisor: 7, factor: 3.0 },
-    Finish { divisor: 1 << 40, factor: 1e300 },
-];
+const FINISHES: &[Finish] = if cfg!(miri) {
+    &[Finish { divisor: 7, factor: 3.0 }]
+} else {
+    &[
+        Finish::NONE,
+        Finish { divisor: 3, factor: 1.0 },
+        Finish { divisor: 4, factor: 1.0 },
+        Finish { divisor: 1, factor: -0.625 },
+        Finish { divisor: 7, factor: 3.0 },
+        Finish { divisor: 1 << 40, factor: 1e300 },
+    ]
+};
 
 /// Every type with every operation that it has.
 fn pairs() -> impl Iterator<Item = (DataType, ReduceOp)> {
