@@ -1,12 +1,11 @@
 //! From a description of the world to a communicator over real transports.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::communicator::{Communicator, Settings};
 use super::world::World;
-use crate::bootstrap::{self, Config, Introduction, Rendezvous};
+use crate::bootstrap::{self, Config, Introduction};
 use crate::executor::{Dial, Engine, EngineConfig};
 use crate::membership::Member;
 use crate::schedule::cost::{CostModel, LinkModel};
@@ -119,7 +118,7 @@ impl Config {
             }
         };
         let listeners = Listeners::bind(&ListenConfig {
-            address: address_towards(&self.launch.rendezvous),
+            address: bootstrap::listen_address(&self.launch)?,
             interface: self.settings.interface.clone(),
             ports: self.settings.ports.clone(),
             shared_memory: transport != TransportPolicy::Tcp,
@@ -136,30 +135,6 @@ impl Config {
         let config = ConnectorConfig { transport, sockets_per_peer, ..config };
         member(listeners, config, roster.view, settings)
     }
-}
-
-/// The local address that routes to the rendezvous: there the others can reach this member.
-fn address_towards(rendezvous: &Rendezvous) -> IpAddr {
-    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    // A connected UDP socket asks the routing table and sends nothing.
-    let route = |target: SocketAddr| -> Option<IpAddr> {
-        let any: IpAddr = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = UdpSocket::bind((any, 0)).ok()?;
-        socket.connect(target).ok()?;
-        socket.local_addr().ok().map(|address| address.ip())
-    };
-    let found = match rendezvous {
-        Rendezvous::Alone | Rendezvous::Unix { .. } | Rendezvous::Local | Rendezvous::Unknown { .. } => None,
-        Rendezvous::Tcp { address, .. } => {
-            address.to_socket_addrs().ok().and_then(|mut targets| targets.next()).and_then(route)
-        }
-        // Where rank 0 is, is not known yet: the way to the world outside, by an address set aside for documentation
-        // (RFC 5737), is the best guess.
-        Rendezvous::File(_) | Rendezvous::Pmi | Rendezvous::Pmix => {
-            route(SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9)))
-        }
-    };
-    found.unwrap_or(loopback)
 }
 
 /// For a world of one, where nobody is dialled.

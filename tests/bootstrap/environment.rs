@@ -3,7 +3,8 @@
 //! A case is a line `## what`, the variables one a line, a line `=>`, and what comes out.
 
 use phalanx::Config;
-use phalanx::bootstrap::Variables;
+use phalanx::bootstrap::{Rendezvous, Variables};
+use proptest::prelude::*;
 
 const TABLE: &str = include_str!("environment.txt");
 
@@ -123,4 +124,40 @@ fn settings_are_read() {
     let both = [("PHALANX_KEY", "00".repeat(32)), ("PHALANX_KEY_FILE", "/k".into())];
     let error = Config::from_variables(&both.into_iter().collect()).unwrap_err().to_string();
     assert!(error.contains("both PHALANX_KEY=(hidden) and PHALANX_KEY_FILE=/k are set"), "{error}");
+}
+
+fn any_variables() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
+    let mut names = phalanx::bootstrap::foreign_variables();
+    names.extend(phalanx::bootstrap::variables().iter().map(|variable| variable.name));
+    names.extend(["SLURM_JOB_ID", "SLURM_NODEID", "SLURM_NTASKS"]);
+    let values =
+        ["", " ", "0", "1", "2", "4", "-1", "x", "18446744073709551615", "99999999999999999999", "4(x2)", "a:1"];
+    let more =
+        ["local", "pmi", "pmix", "file:///x", "unix:@x", "[::1]:5", "localhost", "launcher", "shm", "ring", "\u{fffd}"];
+    let values: Vec<&str> = values.into_iter().chain(more).collect();
+    prop::collection::vec((prop::sample::select(names), prop::sample::select(values)), 0..8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(5000))]
+
+    /// Whatever is set: no panic, a place that can be, or an error that names a variable which is set.
+    #[test]
+    fn any_environment_is_a_place_or_an_error_that_names_a_variable(pairs in any_variables()) {
+        let variables: Variables = pairs.iter().copied().collect();
+        match Config::from_variables(&variables) {
+            Ok(config) => {
+                let launch = config.launch;
+                prop_assert!(launch.rank < launch.size);
+                prop_assert_eq!(launch.size == 1, launch.rendezvous == Rendezvous::Alone);
+                if let (Some(local_rank), Some(local_size)) = (launch.local_rank, launch.local_size) {
+                    prop_assert!(local_rank < local_size && local_size <= launch.size);
+                }
+            }
+            Err(error) => {
+                let text = error.to_string();
+                prop_assert!(variables.names().any(|name| text.contains(name)), "{}", text);
+            }
+        }
+    }
 }

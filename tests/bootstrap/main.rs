@@ -3,5 +3,6 @@
 
 mod environment;
 mod failures;
+mod hosts;
 mod meeting;
 mod processes;

@@ -14,6 +14,8 @@ fn member() {
     let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
     let config = Config::from_env().unwrap();
     let introduction = Introduction { addresses: vec![config.launch.rank as u8], host: b"here".to_vec() };
+    // Where it would listen can be said, whatever the way to meet.
+    phalanx::bootstrap::listen_address(&config.launch).unwrap();
     let roster = join(&config, introduction, deadline).unwrap();
     assert!(roster.members.iter().all(|member| member.addresses == [member.rank as u8]));
     let (local_rank, local_size) = roster.view.local(roster.rank);
@@ -21,7 +23,7 @@ fn member() {
 }
 
 /// This program, told to run [`member`].
-fn member_command(launcher: &[&str]) -> Command {
+pub fn member_command(launcher: &[&str]) -> Command {
     let program = std::env::current_exe().unwrap();
     let mut words: Vec<std::ffi::OsString> = launcher.iter().map(Into::into).collect();
     words.push(program.into());
@@ -38,7 +40,7 @@ fn member_command(launcher: &[&str]) -> Command {
     command
 }
 
-fn lines(output: &std::process::Output) -> Vec<Vec<usize>> {
+pub fn lines(output: &std::process::Output) -> Vec<Vec<usize>> {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}\n{text}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     // Several processes write to one pipe, and the test runner's own words come in between.
@@ -51,7 +53,7 @@ fn lines(output: &std::process::Output) -> Vec<Vec<usize>> {
     found
 }
 
-fn assert_world(lines: &[Vec<usize>], size: usize) {
+pub fn assert_world(lines: &[Vec<usize>], size: usize) {
     assert_eq!(lines.len(), size, "{lines:?}");
     for (rank, line) in lines.iter().enumerate() {
         assert_eq!(line[..4], [rank, size, rank, size]);

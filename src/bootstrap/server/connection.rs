@@ -31,6 +31,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Whether it has yet to join.
+    pub fn is_stranger(&self) -> bool {
+        matches!(self.stage, Stage::Handshake(_) | Stage::Join(_))
+    }
+
     /// Writes what the socket takes.
     pub fn write(&mut self) -> Result<(), String> {
         while let Some(piece) = self.outgoing.front() {
@@ -88,7 +93,11 @@ impl Connection {
                     }
                     // What it is told on failure fits into its socket, or it will not know why.
                     self.write()?;
-                    outcome.map_err(|error| error.to_string())?;
+                    if let Err(error) = outcome {
+                        // Closing with something unread would take back what was just told.
+                        let _ = self.stream.read(&mut buffer);
+                        return Err(error.to_string());
+                    }
                 }
                 Stage::Join(frames) => {
                     frames.push(arrived);

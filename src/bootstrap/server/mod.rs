@@ -37,6 +37,9 @@ const STRANGER_PATIENCE: Duration = Duration::from_secs(10);
 /// How many connections that have not joined are kept.
 const MAX_STRANGERS: usize = 1024;
 
+/// How many connections are accepted before the others are looked at again.
+const MAX_ACCEPTS: usize = 256;
+
 /// How long the server goes on writing to members that do not read when it is told to end.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -223,7 +226,9 @@ impl Server {
 
     fn accept(&mut self, now: Instant) {
         for at in 0..self.listeners.len() {
-            while let Some(listener) = self.listeners.get(at) {
+            // Some at a time, so that a flood of strangers does not keep those who are in from being heard.
+            for _ in 0..MAX_ACCEPTS {
+                let Some(listener) = self.listeners.get(at) else { break };
                 match listener.accept() {
                     Ok(stream) => self.welcome(now, stream),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -250,7 +255,7 @@ impl Server {
         if stream.set_nonblocking(true).is_err() {
             return;
         }
-        let strangers = self.connections.iter().filter(|(_, connection)| connection.until.is_some());
+        let strangers = self.connections.iter().filter(|(_, connection)| connection.is_stranger());
         if strangers.clone().count() >= MAX_STRANGERS {
             let oldest = strangers.map(|(id, _)| *id).next();
             oldest.and_then(|id| self.connections.remove(&id));
@@ -284,6 +289,9 @@ impl Server {
         let Some(connection) = self.connections.get(&id) else { return };
         let is_told = matches!(connection.stage, Stage::Told) && connection.outgoing.is_empty();
         if let Err(how) = result {
+            if connection.is_stranger() {
+                tracing::debug!(%how, "the rendezvous server drops a connection that has not joined");
+            }
             self.connections.remove(&id);
             let tell = self.gathering.handle_lost(now, id, &how);
             self.tell(now, tell);
