@@ -48,6 +48,12 @@ declare! {
         default "the launcher's, or found when the ranks meet", example "0";
     LOCAL_SIZE = "PHALANX_LOCAL_SIZE", "How many ranks this host has. Equal to PHALANX_SIZE means that all share one host.",
         default "the launcher's, or found when the ranks meet", example "4";
+    CROSS_RANK = "PHALANX_CROSS_RANK",
+        "This process's number among the ranks with its local rank, one a host. For programs to read; `phalanx run` sets it.",
+        default "found when the ranks meet", example "0";
+    CROSS_SIZE = "PHALANX_CROSS_SIZE",
+        "How many hosts have a rank with this local rank. For programs to read; `phalanx run` sets it.",
+        default "found when the ranks meet", example "2";
     JOB = "PHALANX_JOB", "The job's name. Jobs of one user on one host that meet without an address need different names.",
         default "the launcher's identity of the job", example "train-17";
     RENDEZVOUS = "PHALANX_RENDEZVOUS",

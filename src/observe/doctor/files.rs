@@ -50,11 +50,10 @@ impl Files {
     /// The value of a line such as `MemTotal:   100 kB`, without its name.
     pub(super) fn field(&self, path: impl AsRef<Path>, name: &str) -> Option<String> {
         let text = self.text(path)?;
-        let value = text.lines().find_map(|line| {
+        text.lines().find_map(|line| {
             let (found, value) = line.split_once(':')?;
             (found.trim() == name).then(|| value.trim().to_owned())
-        });
-        value
+        })
     }
 }
 

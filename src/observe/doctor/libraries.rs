@@ -301,7 +301,7 @@ mod tests {
             error: Some("libcudart.so: undefined".into()),
         };
         let dir = tempfile::tempdir().unwrap();
-        let findings = judge(&[library.clone()], &Files::under(dir.path()));
+        let findings = judge(std::slice::from_ref(&library), &Files::under(dir.path()));
         assert_eq!(findings[0].state, State::Note);
         let findings = judge(&[Library { error: None, ..library }], &Files::under(dir.path()));
         assert_eq!(findings[0].state, State::Ok);
