@@ -68,6 +68,15 @@ impl Console {
         self.both().filter_map(|destination| destination.printer.end_row_by_key()).last()
     }
 
+    /// The terminal may have another width now.
+    pub(super) fn look_at_width(&mut self) {
+        for destination in self.both() {
+            if let Some(columns) = columns(destination.sink.as_fd()) {
+                destination.printer.set_columns(columns);
+            }
+        }
+    }
+
     /// Says something in the launcher's own name.
     pub(super) fn say(&mut self, text: &str) {
         for line in text.lines() {
@@ -124,18 +133,21 @@ impl Destination {
     fn new(fd: BorrowedFd<'_>, output: &Output) -> io::Result<Self> {
         // A dumb terminal knows no control sequences.
         let is_terminal = rustix::termios::isatty(fd) && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
-        let columns = is_terminal.then(|| {
-            rustix::termios::tcgetwinsize(fd).map(|size| usize::from(size.ws_col)).ok().filter(|&columns| columns > 0)
-        });
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let colour = match output.colour {
             Colour::Auto => is_terminal && !no_colour,
             Colour::Always => true,
             Colour::Never => false,
         };
-        let style = Style { prefix: output.prefix, colour, columns: columns.map(|columns| columns.unwrap_or(80)) };
+        let style = Style { prefix: output.prefix, colour, columns: is_terminal.then(|| columns(fd).unwrap_or(80)) };
         Ok(Self { printer: Printer::new(style), sink: Sink::new(fd)? })
     }
+}
+
+/// The width of a terminal that says it.
+fn columns(fd: BorrowedFd<'_>) -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(fd).ok()?;
+    Some(usize::from(size.ws_col)).filter(|&columns| columns > 0)
 }
 
 /// A time since 1970 as `2026-02-03T04:05:06.789Z`. The calendar is the proleptic Gregorian one, its years beginning in

@@ -23,6 +23,7 @@ mod meeting;
 pub mod place;
 pub mod printer;
 mod relay;
+mod resources;
 mod shell;
 pub mod signal;
 pub mod sink;
@@ -30,6 +31,7 @@ pub mod spawn;
 pub mod supervise;
 mod tree;
 mod words;
+mod worker;
 
 pub use job::{Colour, Job, Output, Plan};
 pub use shell::{repeat_for_the_shell, run, run_with};

@@ -1,27 +1,25 @@
 //! Carries out a plan: one loop that waits for everything at once, and does what the supervisor decides.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
 use rustix::process::{Pid, Resource};
 
 use super::LaunchError;
 use super::console::Console;
-use super::control::{Ending, Lines, Order, Report};
+use super::control::{Ending, Order, Report};
 use super::job::{Plan, shell_words};
-use super::lines::{End, LineBuffer};
-use super::log::{self, Log, Tail};
+use super::log::Log;
 use super::printer::{Source, StreamKind};
 use super::relay::{Relay, Waits};
 use super::signal::{Arrived, Signal, SignalQueue};
 use super::sink::Closed;
-use super::spawn::{Input, LocalSpawner, Running, Spawner};
+use super::spawn::{Input, LocalSpawner, Spawner};
 use super::supervise::{Action, Cause, Event, Notice, Supervisor};
-use super::{meeting, tree, words};
+use super::worker::{Pumped, Worker};
+use super::{meeting, resources, tree, words};
 use crate::types::Error;
 
 /// Runs a job to its end on this machine. Returns why it ended; [`Cause::exit_code`] is the launcher's exit code.
@@ -33,7 +31,7 @@ use crate::types::Error;
 /// The machine lacks something the launcher itself needs. Nothing was started then.
 pub fn run(plan: &Plan) -> Result<Cause, LaunchError> {
     // Each rank: its control socket, two pipes, and one connection to the meeting point.
-    let files = raise_file_limit(plan.size() * 4 + 64)?;
+    let files = resources::raise_file_limit(plan.size() * 4 + 64)?;
     let mut spawner = LocalSpawner { guard: plan.job.guard.clone(), grace: plan.job.policy.grace, files };
     run_with(plan, &mut spawner)
 }
@@ -47,7 +45,7 @@ pub fn run_with(plan: &Plan, spawner: &mut dyn Spawner) -> Result<Cause, LaunchE
     if plan.job.adopt_orphans {
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     }
-    let logs = open_logs(plan)?;
+    let logs = resources::open_logs(plan)?;
     // After the signals are held back: the server's thread inherits that.
     let mut environment = plan.environment.clone();
     let _server = meeting::open(plan, &mut environment)?;
@@ -63,6 +61,7 @@ pub fn run_with(plan: &Plan, spawner: &mut dyn Spawner) -> Result<Cause, LaunchE
         signals,
         relay: None,
         told_closed: false,
+        buffer: vec![0; 1 << 16],
     };
     shell.tell(words::VERBOSE, || format!("running {}", shell_words(&plan.job.command)));
     if let Some(note) = &plan.note {
@@ -82,81 +81,21 @@ pub fn repeat_for_the_shell(cause: Cause) {
     }
 }
 
-/// The signals that are for the job.
-const TAKEN: [Signal; 8] = [
+/// The signals that are for the job, and the one that tells that the terminal has another size.
+const TAKEN: [Signal; 9] = [
     Signal::INT,
     Signal::TERM,
     Signal::HUP,
     Signal::QUIT,
     Signal::TSTP,
     Signal::CONT,
+    Signal::WINCH,
     Signal(libc::SIGUSR1),
     Signal(libc::SIGUSR2),
 ];
 
 /// How often the launcher looks whether it has come to the foreground.
 const FOREGROUND: Duration = Duration::from_millis(500);
-
-/// Makes room for `needed` open files. Returns the limit there was, if it was raised, so that the workers get it back.
-fn raise_file_limit(needed: usize) -> Result<Option<u64>, LaunchError> {
-    let needed = u64::try_from(needed).unwrap_or(u64::MAX);
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    if limit.current.is_none_or(|soft| soft >= needed) {
-        return Ok(None);
-    }
-    if limit.maximum.is_some_and(|hard| hard < needed) {
-        return Err(Error::environment(
-            format!(
-                "so many ranks need {needed} open files in the launcher; the limit is {}",
-                limit.maximum.unwrap_or_default()
-            ),
-            "raise the hard limit (`ulimit -Hn`), or start fewer ranks",
-        )
-        .into());
-    }
-    let raised = rustix::process::Rlimit { current: Some(needed), ..limit };
-    match rustix::process::setrlimit(Resource::Nofile, raised) {
-        Ok(()) => Ok(limit.current),
-        Err(_) => Ok(None),
-    }
-}
-
-fn open_logs(plan: &Plan) -> Result<Vec<[Log; 2]>, LaunchError> {
-    let open = |directory: &Path, rank, kind| {
-        log::create(directory, rank, plan.size(), kind).map(Some).map_err(|error| {
-            let what = format!("--output-dir {}: {error}", directory.display());
-            LaunchError::from(Error::environment(what, "name a directory that can be written to"))
-        })
-    };
-    (0..plan.size())
-        .map(|rank| match &plan.job.output.directory {
-            None => Ok([Log::new(None), Log::new(None)]),
-            Some(directory) => Ok([
-                Log::new(open(directory, rank, StreamKind::Out)?),
-                Log::new(open(directory, rank, StreamKind::Err)?),
-            ]),
-        })
-        .collect()
-}
-
-/// One rank's processes and streams, from its start on.
-struct Worker {
-    running: Running,
-    reports: Lines,
-    pid: Option<i32>,
-    /// Whether the guard is gone.
-    gone: bool,
-    streams: [Stream; 2],
-}
-
-/// One of a worker's streams.
-struct Stream {
-    kind: StreamKind,
-    open: bool,
-    lines: LineBuffer,
-    log: Log,
-    tail: Tail,
-}
 
 /// What a descriptor that is ready belongs to.
 #[derive(Clone, Copy)]
@@ -179,6 +118,8 @@ struct Shell<'a> {
     signals: Option<SignalQueue>,
     relay: Option<Relay>,
     told_closed: bool,
+    /// Where output is read into.
+    buffer: Vec<u8>,
 }
 
 impl Shell<'_> {
@@ -229,10 +170,8 @@ impl Shell<'_> {
                 if let Some(stdin) = running.stdin.take() {
                     self.relay = Some(Relay::new(stdin));
                 }
-                let [out, err] =
-                    self.logs.get_mut(rank).and_then(Option::take).unwrap_or([Log::new(None), Log::new(None)]);
-                let streams = [Stream::new(StreamKind::Out, out), Stream::new(StreamKind::Err, err)];
-                let worker = Worker { running, reports: Lines::default(), pid: None, gone: false, streams };
+                let logs = self.logs.get_mut(rank).and_then(Option::take);
+                let worker = Worker::new(rank, running, logs.unwrap_or([Log::new(None), Log::new(None)]));
                 if let Some(slot) = self.workers.get_mut(rank) {
                     *slot = Some(worker);
                 }
@@ -245,13 +184,14 @@ impl Shell<'_> {
         }
     }
 
-    fn order(&mut self, rank: usize, order: Order) {
-        tracing::debug!(rank, ?order, "order");
+    fn order(&self, rank: usize, order: Order) {
         if let Some(worker) = self.workers.get(rank).and_then(Option::as_ref) {
-            // The guard reads at once, and the orders are few: they fit the socket's buffer.
-            let flags = rustix::net::SendFlags::NOSIGNAL;
-            let _ = rustix::net::send(&worker.running.control, order.encode().as_bytes(), flags);
+            worker.order(order);
         }
+    }
+
+    fn worker(&mut self, rank: usize) -> Option<&mut Worker> {
+        self.workers.get_mut(rank)?.as_mut()
     }
 
     /// Whether standard output still has a reader.
@@ -287,7 +227,7 @@ impl Shell<'_> {
                 watch(worker.running.control.as_fd(), PollFlags::IN, Ready::Control(rank));
             }
             for stream in worker.streams.iter().filter(|stream| stream.open && !full) {
-                watch(worker.running.stream(stream.kind), PollFlags::IN, Ready::Stream(rank, stream.kind));
+                watch(worker.fd(stream.kind), PollFlags::IN, Ready::Stream(rank, stream.kind));
             }
         }
         for fd in self.console.waiting() {
@@ -320,10 +260,13 @@ impl Shell<'_> {
         for ready in ready {
             match ready {
                 Ready::Signals => self.take_signals(),
-                Ready::Control(rank) => self.read_control(rank, &mut reports, &mut gone),
-                Ready::Stream(rank, kind) => {
-                    self.pump(rank, kind);
+                Ready::Control(rank) => {
+                    let Some(worker) = self.worker(rank) else { continue };
+                    let (said, ended) = worker.read_reports();
+                    reports.extend(said.into_iter().map(|report| (rank, report)));
+                    gone.extend(ended.then_some(rank));
                 }
+                Ready::Stream(rank, kind) => self.pump(rank, kind),
                 Ready::Sink => {}
                 Ready::Typed => self.take_typed(),
                 Ready::Rank0 => self.relay.as_mut().map(Relay::try_write).unwrap_or_default(),
@@ -348,40 +291,18 @@ impl Shell<'_> {
             return;
         }
         if let Some(Source::Rank(rank, kind)) = self.console.end_row_by_key()
-            && let Some(stream) = self.stream(rank, kind)
+            && let Some(stream) = self.worker(rank).and_then(|worker| worker.stream(kind))
         {
             stream.lines.clear();
         }
     }
 
-    /// A rank's stream, while it is open.
-    fn stream(&mut self, rank: usize, kind: StreamKind) -> Option<&mut Stream> {
-        let worker = self.workers.get_mut(rank)?.as_mut()?;
-        worker.streams.iter_mut().find(|stream| stream.kind == kind && stream.open)
-    }
-
     fn take_signals(&mut self) {
         while let Some(Ok(Some(arrived))) = self.signals.as_mut().map(SignalQueue::try_next) {
-            self.supervisor.handle_event(Instant::now(), Event::Signal(arrived));
-        }
-    }
-
-    fn read_control(&mut self, rank: usize, reports: &mut Vec<(usize, Report)>, gone: &mut Vec<usize>) {
-        let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) else { return };
-        let mut bytes = [0; 512];
-        loop {
-            match rustix::io::read(&worker.running.control, &mut bytes) {
-                Ok(count) if count > 0 => worker.reports.push(bytes.get(..count).unwrap_or_default()),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Ok(_) | Err(_) => {
-                    gone.push(rank);
-                    break;
-                }
+            match arrived.signal {
+                Signal::WINCH => self.console.look_at_width(),
+                _ => self.supervisor.handle_event(Instant::now(), Event::Signal(arrived)),
             }
-        }
-        while let Some(line) = worker.reports.poll_line() {
-            reports.extend(Report::decode(&line).map(|report| (rank, report)));
         }
     }
 
@@ -389,7 +310,7 @@ impl Shell<'_> {
         tracing::debug!(rank, ?report, "report");
         let event = match report {
             Report::Started { pid } => {
-                if let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) {
+                if let Some(worker) = self.worker(rank) {
                     worker.pid = Some(pid);
                 }
                 self.tell(words::VERBOSE, || format!("rank {rank} started (pid {pid})"));
@@ -398,8 +319,7 @@ impl Shell<'_> {
             Report::Failed { errno } => Event::NotStarted { rank, errno },
             Report::Ended { ending, .. } => {
                 // What it wrote before it ended comes before the word that it ended.
-                while !self.console.is_full() && self.pump(rank, StreamKind::Out) {}
-                while !self.console.is_full() && self.pump(rank, StreamKind::Err) {}
+                self.pump_all(rank);
                 self.tell(words::VERBOSE, || format!("rank {rank} {ending}"));
                 Event::Ended { rank, ending }
             }
@@ -408,7 +328,7 @@ impl Shell<'_> {
     }
 
     fn handle_gone(&mut self, rank: usize) {
-        let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) else { return };
+        let Some(worker) = self.worker(rank) else { return };
         worker.gone = true;
         // The guard has closed its socket, so it is ending.
         let ended = worker.running.process.wait();
@@ -434,57 +354,33 @@ impl Shell<'_> {
         }
     }
 
-    /// Moves what a stream has into lines, up to one buffer full. Returns whether there was something.
-    fn pump(&mut self, rank: usize, kind: StreamKind) -> bool {
-        let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) else { return false };
-        let fd = worker.running.stream(kind);
-        let Some(stream) = worker.streams.iter_mut().find(|stream| stream.kind == kind && stream.open) else {
-            return false;
-        };
-        let source = Source::Rank(rank, kind);
-        let (console, tail) = (&mut self.console, &mut stream.tail);
-        let mut give = |text: &[u8], end: End| {
-            if end != End::Return {
-                tail.push(text);
-            }
-            console.write(source, text, end);
-        };
-        let mut bytes = vec![0; 1 << 16];
-        match rustix::io::read(fd, &mut bytes) {
-            Ok(count) if count > 0 => {
-                let bytes = bytes.get(..count).unwrap_or_default();
-                stream.lines.push(bytes, &mut give);
-                if let Some(error) = stream.log.write(bytes) {
-                    self.tell(words::ALWAYS, || format!("rank {rank}'s output is no longer kept in its file: {error}"));
-                }
-                self.console.try_flush();
-                true
-            }
-            Err(Errno::INTR) => true,
-            Err(Errno::AGAIN) => false,
-            Ok(_) | Err(_) => {
-                stream.lines.finish(&mut give);
-                stream.open = false;
-                false
-            }
+    fn pump(&mut self, rank: usize, kind: StreamKind) {
+        let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) else { return };
+        if let Pumped::Some(Some(error)) = worker.pump(kind, &mut self.console, &mut self.buffer) {
+            self.tell_of_file(rank, &error);
         }
     }
 
-    /// Takes what is left in the streams of ranks of which nothing is left. A stream that something outside the job
-    /// still holds open is closed when it is empty.
+    fn pump_all(&mut self, rank: usize) {
+        let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) else { return };
+        for error in worker.pump_all(&mut self.console, &mut self.buffer) {
+            self.tell_of_file(rank, &error);
+        }
+    }
+
+    fn tell_of_file(&mut self, rank: usize, error: &io::Error) {
+        self.tell(words::ALWAYS, || format!("rank {rank}'s output is no longer kept in its file: {error}"));
+    }
+
+    /// Takes what is left in the streams of ranks of which nothing is left.
     fn drain_streams(&mut self) {
         for rank in 0..self.workers.len() {
-            for kind in [StreamKind::Out, StreamKind::Err] {
-                while !self.console.is_full() && self.pump(rank, kind) {}
-                if self.console.is_full() {
-                    return;
-                }
-                let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) else { continue };
-                let Some(stream) = worker.streams.iter_mut().find(|stream| stream.kind == kind && stream.open) else {
-                    continue;
-                };
-                stream.open = false;
-                stream.lines.finish(|text, end| self.console.write(Source::Rank(rank, kind), text, end));
+            self.pump_all(rank);
+            if self.console.is_full() {
+                return;
+            }
+            if let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) {
+                worker.close_streams(&mut self.console);
             }
         }
     }
@@ -586,7 +482,7 @@ impl Shell<'_> {
         if self.plan.size() == 1 || self.plan.job.verbosity == 0 {
             return;
         }
-        let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) else { return };
+        let Some(worker) = self.workers.get(rank).and_then(Option::as_ref) else { return };
         let [out, err] = &worker.streams;
         let (name, tail) = if err.tail.is_empty() { ("output", &out.tail) } else { ("error", &err.tail) };
         if tail.is_empty() {
@@ -595,28 +491,6 @@ impl Shell<'_> {
         self.console.say(&format!("the last lines of rank {rank}'s standard {name}:"));
         for line in tail.lines() {
             self.console.quote(line);
-        }
-    }
-}
-
-impl Worker {
-    /// Whether nothing more can come from it.
-    fn is_silent(&self) -> bool {
-        self.streams.iter().all(|stream| !stream.open)
-    }
-}
-
-impl Stream {
-    fn new(kind: StreamKind, log: Log) -> Self {
-        Self { kind, open: true, lines: LineBuffer::default(), log, tail: Tail::default() }
-    }
-}
-
-impl Running {
-    fn stream(&self, kind: StreamKind) -> BorrowedFd<'_> {
-        match kind {
-            StreamKind::Out => self.stdout.as_fd(),
-            StreamKind::Err => self.stderr.as_fd(),
         }
     }
 }

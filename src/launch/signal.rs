@@ -26,6 +26,8 @@ impl Signal {
     pub const TSTP: Self = Self(libc::SIGTSTP);
     /// Lets a stopped process go on.
     pub const CONT: Self = Self(libc::SIGCONT);
+    /// The terminal has another size.
+    pub const WINCH: Self = Self(libc::SIGWINCH);
     /// The reader of a pipe is gone.
     pub const PIPE: Self = Self(libc::SIGPIPE);
 
@@ -52,6 +54,7 @@ impl Signal {
             libc::SIGTSTP => "SIGTSTP",
             libc::SIGXCPU => "SIGXCPU",
             libc::SIGXFSZ => "SIGXFSZ",
+            libc::SIGWINCH => "SIGWINCH",
             libc::SIGSYS => "SIGSYS",
             _ => return None,
         })

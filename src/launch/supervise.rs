@@ -570,9 +570,10 @@ mod tests {
                 job.handle_timeout(now);
                 job.handle_event(now, event);
                 if let Event::Gone { rank } | Event::Ended { rank, .. } | Event::NotStarted { rank, .. } = event
-                    && let Some(ended) = ended.get_mut(rank) {
-                        *ended = true;
-                    }
+                    && let Some(ended) = ended.get_mut(rank)
+                {
+                    *ended = true;
+                }
                 let was_ending = job.is_ending();
                 while let Some(action) = job.poll_action() {
                     match action {

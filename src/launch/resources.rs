@@ -1,0 +1,44 @@
+//! What the launcher takes before it starts anything, so that nothing is half started for the lack of it.
+
+use std::path::Path;
+
+use rustix::process::{Resource, Rlimit};
+
+use super::LaunchError;
+use super::job::Plan;
+use super::log::{self, Log};
+use super::printer::StreamKind;
+use crate::types::Error;
+
+/// Makes room for `needed` open files. Returns the limit there was, if it was raised, so that the workers get it back.
+pub(super) fn raise_file_limit(needed: usize) -> Result<Option<u64>, LaunchError> {
+    let needed = u64::try_from(needed).unwrap_or(u64::MAX);
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|soft| soft >= needed) {
+        return Ok(None);
+    }
+    if let Some(hard) = limit.maximum.filter(|&hard| hard < needed) {
+        let what = format!("so many ranks need {needed} open files in the launcher; the limit is {hard}");
+        return Err(Error::environment(what, "raise the hard limit (`ulimit -Hn`), or start fewer ranks").into());
+    }
+    match rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(needed), ..limit }) {
+        Ok(()) => Ok(limit.current),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Creates the files that keep the ranks' output, where they are wanted.
+pub(super) fn open_logs(plan: &Plan) -> Result<Vec<[Log; 2]>, LaunchError> {
+    let open = |directory: &Path, rank, kind| {
+        log::create(directory, rank, plan.size(), kind).map(|file| Log::new(Some(file))).map_err(|error| {
+            let what = format!("--output-dir {}: {error}", directory.display());
+            LaunchError::from(Error::environment(what, "name a directory that can be written to"))
+        })
+    };
+    (0..plan.size())
+        .map(|rank| match &plan.job.output.directory {
+            None => Ok([Log::new(None), Log::new(None)]),
+            Some(directory) => Ok([open(directory, rank, StreamKind::Out)?, open(directory, rank, StreamKind::Err)?]),
+        })
+        .collect()
+}
