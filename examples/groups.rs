@@ -12,7 +12,7 @@ fn main() -> phalanx::Result<()> {
     let colour = rank as u64 % 2;
     let parity = world.split(Some(colour), -(rank as i64))?.expect("every rank gave a colour");
     let same: Vec<u64> = (0..size as u64).filter(|other| other % 2 == colour).collect();
-    let mut members = vec![0; parity.size()];
+    let mut members = vec![0u64; parity.size()];
     parity.allgather(&[rank as u64], &mut members)?;
     assert!(members.iter().rev().eq(&same));
 

@@ -295,7 +295,9 @@ impl Meeting<'_> {
 /// The error when the server was never reached.
 fn unreached(rank_0_serves: bool, why: String, waited: Duration) -> Error {
     if rank_0_serves {
-        let detail = format!("rank 0 serves the rendezvous and was not reached: {why}");
+        let scope =
+            if why.starts_with("unix:") { "; such sockets are seen only within one network namespace" } else { "" };
+        let detail = format!("rank 0 serves the rendezvous and was not reached: {why}{scope}");
         Error::Timeout { operation: "rendezvous".into(), waiting_for: vec![0], waited, detail: detail.into() }
     } else {
         Error::environment(

@@ -3,7 +3,7 @@
 //! 1. [`environment`](launch) reads what the launcher says: rank, size and how to meet ([`Launch`]); `settings` reads
 //!    the rest ([`Settings`]). Both are pure functions of [`Variables`]; every variable of Phalanx stands once in
 //!    [`variables()`]. A [`Config`] holds both, and can be filled in code.
-//! 2. [`join`] meets the others: it finds the rendezvous server or starts it (on rank 0), proves the job's key, tells
+//! 2. [`join()`] meets the others: it finds the rendezvous server or starts it (on rank 0), proves the job's key, tells
 //!    where this member listens, and returns the [`Roster`](crate::membership::Roster) of all members.
 //! 3. [`RendezvousServer`] is the other side, in the launcher or in rank 0: one thread that feeds a pure
 //!    [`Gathering`](crate::membership::Gathering).
@@ -19,6 +19,7 @@ mod local;
 mod pmi;
 mod pmix;
 mod publication;
+mod route;
 mod server;
 mod settings;
 mod stream;
@@ -30,6 +31,7 @@ pub use environment::{Launch, MAX_SIZE, Rendezvous, launch};
 pub use join::{Introduction, join};
 pub use key::new_key;
 pub use launchers::{Launcher, foreign_variables};
+pub use route::listen_address;
 pub use server::{Bind, RendezvousServer};
 pub use settings::{KeySource, Settings, settings};
 pub use variables::{Variable, Variables, variables, variables_as_help, variables_as_markdown};

@@ -84,9 +84,14 @@ pub(super) fn reachable(settings: &Settings, address: &str, port: u16) -> Result
     let only_four = address.starts_with("0.0.0.0:");
     let hosts = match &settings.interface {
         Some(interface) => addresses_of(interface, &found()?)?,
-        None => choose(&found()?),
+        None => reachable_hosts()?,
     };
     Ok(hosts.into_iter().filter(|host| !only_four || host.is_ipv4()).map(|host| (host, port).into()).collect())
+}
+
+/// The addresses of this host that other hosts may know.
+pub(super) fn reachable_hosts() -> Result<Vec<IpAddr>> {
+    Ok(choose(&found()?))
 }
 
 fn found() -> Result<Vec<InterfaceAddress>> {

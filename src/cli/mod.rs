@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod doctor;
 mod explain;
 mod guard;
 mod logging;
@@ -9,6 +10,7 @@ mod run;
 mod workers;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -24,6 +26,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Run>),
+    Doctor(doctor::Doctor),
     Explain(explain::Explain),
     Bench(bench::Bench),
     Demo(demo::Demo),
@@ -40,10 +43,22 @@ pub fn main() -> ExitCode {
     }
     match cli.command {
         Command::Run(run) => run.run(),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Explain(explain) => explain.run(),
         Command::Bench(bench) => bench.run(),
         Command::Demo(demo) => demo.run(),
         Command::Guard(guard) => guard.run(),
+    }
+}
+
+/// Prints the whole output of a command. A reader that has seen enough is no error.
+fn print(text: &str, code: ExitCode) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("phalanx: {error}");
+            ExitCode::FAILURE
+        }
+        _ => code,
     }
 }
 

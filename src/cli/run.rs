@@ -162,7 +162,7 @@ impl Run {
         let outcome = self.job().and_then(|job| {
             let plan = job.plan()?;
             if dry_run {
-                print!("{plan}");
+                super::print(&plan.to_string(), ExitCode::SUCCESS);
                 return Ok(0);
             }
             let cause = phalanx::launch::run(&plan)?;

@@ -25,11 +25,13 @@ pub fn at_least(least: u64) -> RangedU64ValueParser<usize> {
 }
 
 /// The place of this process in a world that somebody else started, if there is one. `asked` is the number of ranks on
-/// the command line.
-pub fn existing_world(asked: Option<usize>) -> Result<Option<Config>> {
+/// the command line; `reporting` says that this process was started to be a rank.
+pub fn existing_world(asked: Option<usize>, reporting: bool) -> Result<Option<Config>> {
     let config = Config::from_env()?;
     if config.launch.launcher == Launcher::None {
-        return Ok(None);
+        // Ranks that started ranks would never come to an end.
+        let lost = "a rank was started, but no variable of its environment says which";
+        return if reporting { Err(Error::internal(lost)) } else { Ok(None) };
     }
     match asked {
         Some(asked) if asked != config.launch.size => Err(Error::invalid(format!(

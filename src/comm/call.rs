@@ -246,14 +246,9 @@ impl Call {
         matches!(self.extent, Extent::Exchange { .. })
     }
 
-    /// Bytes by which an algorithm is chosen: the same number on every rank.
-    pub(super) fn bytes(&self, size: usize) -> usize {
-        let elements = match &self.extent {
-            // Only the two ranks of each exchange know its length.
-            Extent::Exchange { .. } => 0,
-            _ => self.total(size).unwrap_or(usize::MAX),
-        };
-        elements.saturating_mul(self.dtype.size())
+    /// Elements by which an algorithm is chosen: the same number on every rank.
+    pub(super) fn selection_elements(&self, size: usize) -> usize {
+        if self.is_unequal() { 0 } else { self.total(size).unwrap_or(usize::MAX) }
     }
 
     /// The blocks, spelled out when they are equal.

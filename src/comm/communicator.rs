@@ -12,6 +12,7 @@ use super::handle::Handle;
 use super::plans::{Plan, Plans};
 use super::world::{Statistics, World};
 use crate::executor::Work;
+use crate::schedule::cost::{CostModel, Selection, select};
 use crate::schedule::{self, PlanRequest};
 use crate::types::{Algorithm, CommunicatorId, Deadline, Error, ReduceOp, Reduction, Result, Tag, TransportKind, View};
 
@@ -47,6 +48,8 @@ pub(super) struct Inner {
     pub members: Arc<[usize]>,
     pub rank: usize,
     pub view: View,
+    /// What links cost, for the choice of algorithms: the same on every rank.
+    pub model: CostModel,
     plans: Plans,
     pub points: Mutex<HashMap<CommunicatorId, u64>>,
     /// How many times this communicator was split.
@@ -76,10 +79,6 @@ impl Drop for Inner {
     }
 }
 
-/// Bytes in flight at once in pipelined algorithms: large enough to hide a message's fixed cost, small enough to stay
-/// in a core's second-level cache.
-const SEGMENT_BYTES: usize = 128 << 10;
-
 impl Communicator {
     /// A communicator over members of the world, known to the engine under `id`.
     pub(super) fn new(
@@ -88,6 +87,7 @@ impl Communicator {
         members: Arc<[usize]>,
         rank: usize,
         view: View,
+        model: CostModel,
         settings: Settings,
     ) -> Result<Self> {
         world.engine.add_channel(id, members.clone(), rank)?;
@@ -97,6 +97,7 @@ impl Communicator {
             members,
             rank,
             view,
+            model,
             plans: Plans::default(),
             points: Mutex::new(HashMap::new()),
             groups: AtomicU64::new(0),
@@ -319,22 +320,33 @@ impl Communicator {
             let blocks = call.blocks(size);
             let shape = call.shape(&blocks);
             let hosts = &self.inner.view.hosts;
-            let serving = schedule::algorithms_for(call.collective);
-            let choice = forced.filter(|algorithm| serving.contains(algorithm)).unwrap_or(serving[0]);
+            let unequal = call.is_unequal();
+            let selection = Selection {
+                collective: call.collective,
+                elements: call.selection_elements(size),
+                dtype: call.dtype,
+                size,
+                hosts,
+                equal: !unequal,
+                deterministic,
+                forced,
+            };
+            let choice = select(&selection, &self.inner.model);
+            tracing::debug!(call = ?call.collective, algorithm = %choice.algorithm, reason = choice.reason, "planned");
             let request = PlanRequest {
                 collective: call.collective,
-                algorithm: choice,
+                algorithm: choice.algorithm,
                 rank,
                 size,
                 root: call.root,
                 shape,
                 in_place: call.is_in_place(rank),
                 hosts,
-                segment: (SEGMENT_BYTES / call.dtype.size()).max(1),
+                segment: choice.segment,
                 deterministic,
             };
             let schedule = schedule::plan(&request).map_err(Error::invalid)?;
-            Ok(Plan { algorithm: choice, schedule: Arc::new(schedule) })
+            Ok(Plan { algorithm: choice.algorithm, schedule: Arc::new(schedule) })
         })
     }
 }

@@ -9,6 +9,7 @@ use super::world::World;
 use crate::bootstrap::{self, Config, Introduction, Rendezvous};
 use crate::executor::{Dial, Engine, EngineConfig};
 use crate::membership::Member;
+use crate::schedule::cost::{CostModel, LinkModel};
 use crate::sys;
 use crate::transport::connect::{Connector, ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenAddresses, ListenConfig, Listeners};
@@ -22,7 +23,11 @@ const SPIN: Duration = Duration::from_micros(50);
 /// How the engine waits when `local_ranks` share this host. With more ranks than cores, whoever polls offers its core
 /// to the others in between.
 pub(super) fn engine_config(local_ranks: usize) -> EngineConfig {
-    EngineConfig { spin: SPIN, yields: local_ranks > sys::process::usable_processors() }
+    let cores = sys::process::usable_processors();
+    // While a rank offers its core, the others have their turns: the clock runs that much faster.
+    let turns = u32::try_from(local_ranks.div_ceil(cores)).unwrap_or(u32::MAX);
+    let yields = local_ranks > cores;
+    EngineConfig { spin: if yields { SPIN.saturating_mul(turns).saturating_mul(4) } else { SPIN }, yields }
 }
 
 /// What the engine sleeps on.
@@ -43,6 +48,11 @@ pub(crate) fn member(
     settings: Settings,
 ) -> Result<Communicator> {
     let (rank, size) = (connector.rank, view.size());
+    let in_host = match connector.transport {
+        TransportPolicy::Auto | TransportPolicy::Shm => LinkModel::SHARED_MEMORY,
+        TransportPolicy::Tcp => LinkModel::LOOPBACK,
+    };
+    let model = CostModel { in_host, ..CostModel::default() };
     let sleeper = sleeper()?;
     let slot = Arc::new(OnceLock::new());
     let dial = Box::new(Dialler(Arc::downgrade(&slot)));
@@ -52,7 +62,7 @@ pub(crate) fn member(
     // The slot was made here and is empty.
     let _ = slot.set(connector);
     let world = Arc::new(World::new(engine, Some(Box::new(slot))));
-    Communicator::new(world, CommunicatorId::WORLD, (0..size).collect(), rank, view, settings)
+    Communicator::new(world, CommunicatorId::WORLD, (0..size).collect(), rank, view, model, settings)
 }
 
 /// The communicator of all ranks, as this process's environment describes it: what `phalanx run`, `mpirun`, `mpiexec`,
@@ -87,7 +97,15 @@ impl Config {
             let view = View { generation: Generation::FIRST, hosts: vec![0] };
             let engine = Engine::new(0, 1, Box::new(Nobody), sleeper()?, engine_config(1))?;
             let world = Arc::new(World::new(engine, None));
-            return Communicator::new(world, CommunicatorId::WORLD, [0].into(), 0, view, settings);
+            return Communicator::new(
+                world,
+                CommunicatorId::WORLD,
+                [0].into(),
+                0,
+                view,
+                CostModel::default(),
+                settings,
+            );
         }
         let transport = match self.settings.transport {
             None => TransportPolicy::Auto,

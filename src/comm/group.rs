@@ -68,7 +68,8 @@ impl Communicator {
         let rank = rank.ok_or_else(|| Error::internal("a rank that makes a group is not in it"))?;
         let hosts: Vec<_> = ranks.iter().map(|&rank| self.inner.view.hosts[rank]).collect();
         let view = View { generation: self.inner.view.generation, hosts: number_by_appearance(&hosts) };
-        Communicator::new(self.inner.world.clone(), id, members, rank, view, self.settings())
+        let world = self.inner.world.clone();
+        Communicator::new(world, id, members, rank, view, self.inner.model, self.settings())
     }
 }
 

@@ -163,11 +163,11 @@ impl Communicator {
         }
         let id = CommunicatorId(digest.0 | 1 << 63);
         let mut points = self.inner.points.lock().unwrap_or_else(PoisonError::into_inner);
-        if !points.contains_key(&id) {
+        if let std::collections::hash_map::Entry::Vacant(e) = points.entry(id) {
             let members = Arc::from([self.inner.members[source], self.inner.members[target]]);
             let rank = usize::from(self.rank() == target);
             self.inner.world.engine.add_channel(id, members, rank)?;
-            points.insert(id, 0);
+            e.insert(0);
         }
         Ok(id)
     }

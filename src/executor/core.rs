@@ -93,6 +93,8 @@ pub(super) struct Core {
     pub active: usize,
     /// Set whenever an operation ended; cleared by the engine when it has woken the waiting threads.
     pub ended: bool,
+    /// Set when a notice was queued; cleared when all are seen to be with the carriers.
+    untold: bool,
     /// Set once goodbye was said.
     closed: bool,
 }
@@ -121,6 +123,7 @@ impl Core {
             messages: Vec::new(),
             active: 0,
             ended: false,
+            untold: false,
             closed: false,
         }
     }
@@ -297,8 +300,16 @@ impl Core {
             }
         }
         queue.notices.into_iter().for_each(|notice| endpoint.notify(notice));
+        self.untold = true;
         queue.requests.into_iter().for_each(|request| hand_over(endpoint.as_mut(), request));
         self.peers[peer] = Peer::Connected { endpoint, left: false };
+    }
+
+    /// Whether there is something to move: operations, or notices that have not left. Who gives an operation up returns
+    /// at once, and must not keep the news from the others.
+    pub fn needs_driving(&mut self) -> bool {
+        self.untold = self.untold && !self.is_drained();
+        self.active > 0 || self.untold
     }
 
     /// Moves every endpoint on. Returns whether anything moved.
@@ -503,6 +514,7 @@ impl Core {
     }
 
     fn notify(&mut self, peer: usize, notice: Frame) {
+        self.untold = true;
         match &mut self.peers[peer] {
             Peer::Connected { endpoint, left: false } => endpoint.notify(notice),
             Peer::Dialling(queue) => queue.notices.push(notice),

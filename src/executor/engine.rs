@@ -33,7 +33,7 @@ impl Sleep for crate::transport::sleep::Sleeper {
 
 /// Makes connections.
 pub trait Dial: Send {
-    /// Begins to connect to a world rank, without blocking. The outcome goes to [`Engine::handle_connection`].
+    /// Begins to connect to a world rank, without blocking. The outcome goes to [`Engine::connection_handler`].
     fn dial(&mut self, peer: usize);
 }
 
@@ -132,6 +132,7 @@ impl Engine {
                 let mut state = shared.lock();
                 state.core.handle_connection(peer, outcome);
                 shared.after_change(&mut state);
+                shared.tell(&mut state);
                 drop(state);
                 shared.sleeper.kick();
             }
@@ -161,6 +162,7 @@ impl Engine {
         // SAFETY: the caller's promise.
         unsafe { state.core.submit(work, &completion, Instant::now()) };
         self.shared.after_change(&mut state);
+        self.shared.tell(&mut state);
         if detached && state.core.active > 0 {
             if state.led {
                 // The leader may sleep with an earlier deadline, or without knowing of a new message to write.
@@ -190,7 +192,7 @@ impl Engine {
                 state.followers -= 1;
             } else {
                 state = self.shared.lead(state, &Until::Done(completion, until));
-                self.shared.leave(&state);
+                self.shared.leave(&mut state);
             }
         }
         drop(state);
@@ -223,6 +225,7 @@ impl Engine {
         let mut state = self.shared.lock();
         state.core.give_up(completion, cause);
         self.shared.after_change(&mut state);
+        self.shared.tell(&mut state);
         drop(state);
         self.shared.sleeper.kick();
     }
@@ -251,7 +254,7 @@ impl Engine {
                 closed = true;
             }
             state = self.shared.lead(state, &Until::Drained(deadline));
-            self.shared.leave(&state);
+            self.shared.leave(&mut state);
             if (closed && state.core.is_drained()) || deadline.has_passed(Instant::now()) {
                 return;
             }
@@ -298,12 +301,26 @@ impl Shared {
         }
     }
 
+    /// After an operation may have been given up outside of driving: its notices leave now, or with the progress thread.
+    fn tell(&self, state: &mut State) {
+        if !state.led && state.core.active == 0 && state.core.needs_driving() {
+            state.core.progress();
+            self.after_change(state);
+            if state.core.needs_driving() {
+                self.work.notify_one();
+            }
+        }
+    }
+
     /// Called by a leader that leaves: somebody else drives on.
-    fn leave(&self, state: &State) {
+    fn leave(&self, state: &mut State) {
         if state.followers > 0 {
             self.changed.notify_all();
-        } else if state.core.active > 0 {
-            self.work.notify_one();
+        } else if state.core.needs_driving() {
+            self.tell(state);
+            if state.core.active > 0 {
+                self.work.notify_one();
+            }
         }
     }
 
@@ -317,7 +334,7 @@ impl Shared {
             self.after_change(&mut state);
             let reached = match until {
                 Until::Done(completion, _) => completion.is_done(),
-                Until::Idle => state.core.active == 0 || state.followers > 0 || state.stopping,
+                Until::Idle => !state.core.needs_driving() || state.followers > 0 || state.stopping,
                 Until::Drained(_) => state.core.active == 0 && state.core.is_drained(),
             };
             if reached {
@@ -370,7 +387,7 @@ impl Shared {
     fn attend(&self) {
         let mut state = self.lock();
         while !state.stopping {
-            if state.core.active > 0 && !state.led && state.followers == 0 {
+            if state.core.needs_driving() && !state.led && state.followers == 0 {
                 state = self.lead(state, &Until::Idle);
                 if state.followers > 0 {
                     self.changed.notify_all();

@@ -513,8 +513,12 @@ impl Shell<'_> {
                 self.last_words(cause);
             }
             self.console.try_flush();
-            if is_silent && self.console.is_empty() {
-                break;
+            if self.console.is_empty() {
+                if is_silent {
+                    break;
+                }
+                // It was full, and there is room again.
+                continue;
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let signalled = self.wait_for_output(left);

@@ -214,10 +214,10 @@ impl Supervisor {
             }
             Event::Gone { rank } => {
                 self.on_end(now, rank, false, Cause::Lost { rank });
-                if let Some(life) = self.ranks.get_mut(rank) {
-                    if let Life::Ended { success } = *life {
-                        *life = Life::Gone { success };
-                    }
+                if let Some(life) = self.ranks.get_mut(rank)
+                    && let Life::Ended { success } = *life
+                {
+                    *life = Life::Gone { success };
                 }
             }
             Event::Signal(arrived) => self.on_signal(now, arrived),
@@ -569,11 +569,10 @@ mod tests {
                 now += Duration::from_millis(pause);
                 job.handle_timeout(now);
                 job.handle_event(now, event);
-                if let Event::Gone { rank } | Event::Ended { rank, .. } | Event::NotStarted { rank, .. } = event {
-                    if let Some(ended) = ended.get_mut(rank) {
+                if let Event::Gone { rank } | Event::Ended { rank, .. } | Event::NotStarted { rank, .. } = event
+                    && let Some(ended) = ended.get_mut(rank) {
                         *ended = true;
                     }
-                }
                 let was_ending = job.is_ending();
                 while let Some(action) = job.poll_action() {
                     match action {

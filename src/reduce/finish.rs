@@ -100,7 +100,7 @@ pub(super) unsafe fn integers(level: Level, dtype: DataType, target: *mut u8, co
 
 /// # Safety
 ///
-/// As for [`integers`].
+/// As for [`integers()`].
 unsafe fn run<N: Integer>(level: Level, target: *mut u8, count: usize, finish: &Finish) {
     // SAFETY: the caller vouches for the elements and the level.
     unsafe {
@@ -114,7 +114,7 @@ unsafe fn run<N: Integer>(level: Level, target: *mut u8, count: usize, finish: &
 
 /// # Safety
 ///
-/// As for [`integers`].
+/// As for [`integers()`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn all_by_avx2<N: Integer>(target: *mut u8, count: usize, finish: &Finish) {
@@ -124,7 +124,7 @@ unsafe fn all_by_avx2<N: Integer>(target: *mut u8, count: usize, finish: &Finish
 
 /// # Safety
 ///
-/// As for [`integers`].
+/// As for [`integers()`].
 #[inline(always)]
 unsafe fn all<N: Integer>(target: *mut u8, count: usize, finish: &Finish) {
     // SAFETY: the caller vouches for the elements.
@@ -146,7 +146,7 @@ struct Unaligned<N>(N);
 ///
 /// # Safety
 ///
-/// As for [`integers`].
+/// As for [`integers()`].
 #[inline(always)]
 unsafe fn each<N: Integer>(target: *mut u8, count: usize, change: impl Fn(N) -> N) {
     // SAFETY: the caller vouches for the elements, which need no alignment; no other slice reaches them meanwhile.

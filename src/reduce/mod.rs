@@ -181,7 +181,7 @@ pub unsafe fn cast(from: DataType, source: *const u8, to: DataType, target: *mut
 
 /// # Safety
 ///
-/// As for [`cast`], and the processor must be of this level.
+/// As for [`cast()`], and the processor must be of this level.
 unsafe fn cast_by(level: Level, from: DataType, source: *const u8, to: DataType, target: *mut u8, count: usize) {
     // SAFETY: the caller keeps the promises.
     unsafe {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::types::{Algorithm, Collective};
 
-/// Why [`plan`](super::plan) refuses. Every rank that asks for the same gets the same answer.
+/// Why [`plan`](super::plan()) refuses. Every rank that asks for the same gets the same answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanError {
     /// What was asked for.

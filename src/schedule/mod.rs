@@ -1,15 +1,18 @@
 //! Plans: what each rank of a collective sends, receives, copies and reduces, as a value.
 //!
 //! A [`Schedule`] is one rank's plan: steps that follow each other, each a set of instructions that may run together,
-//! over spans of three buffers. [`plan`] is a pure function, so that a plan can be checked before it runs
-//! (`verify`), priced (`cost`), drawn (`picture`) and chosen (`select`). One executor runs them all.
+//! over spans of three buffers. [`plan()`] is a pure function, so that a plan can be checked before it runs
+//! ([`verify()`]), priced and chosen ([`cost`]), drawn ([`picture`]) and accounted for ([`explain`]). One executor runs
+//! them all. `docs/algorithms.md` has the steps and bytes of each.
 
 mod algorithms;
 mod builder;
 pub mod cost;
 mod error;
+pub mod explain;
 mod ir;
 mod joint;
+pub mod picture;
 mod plan;
 mod topology;
 mod verify;

@@ -205,14 +205,16 @@ impl Planner<'_> {
         let request = self.request;
         let source = Span::new(self.input(), 0, self.whole());
         let target = Span::new(Buffer::Output, 0, self.whole());
-        let (order, me) = self.ring();
         match request.algorithm {
             algorithm if self.must_order() => {
                 ordered::allreduce(builder, self.group, &self.hosts, algorithm, source, target);
             }
             Algorithm::OneShot => direct::one_shot(builder, self.group, source, target, true),
-            Algorithm::TwoShot => direct::two_shot(builder, self.group, source, target, true),
-            Algorithm::Ring => ring::allreduce(builder, Group { ranks: &order, me }, source, target, true),
+            Algorithm::TwoShot => direct::two_shot(builder, self.group, source, target, true, request.segment),
+            Algorithm::Ring => {
+                let (order, me) = self.ring();
+                ring::allreduce(builder, Group { ranks: &order, me }, source, target, true);
+            }
             Algorithm::RecursiveDoubling => doubling::allreduce(builder, self.group, source, target, true),
             Algorithm::HalvingDoubling => halving::allreduce(builder, self.group, source, target, true),
             Algorithm::DoubleTree => {
@@ -268,12 +270,12 @@ impl Planner<'_> {
         let rank = self.request.rank;
         let parts = in_a_row(Buffer::Output, 0, self.counts());
         let own = if self.request.in_place { parts[rank] } else { Span::new(Buffer::Input, 0, parts[rank].count) };
-        let (order, me) = self.ring();
         match self.request.algorithm {
             Algorithm::OneShot => direct::allgather(builder, self.group, own, &parts),
             Algorithm::RecursiveDoubling => doubling::allgather(builder, self.group, own, &parts),
             Algorithm::Bruck => bruck::allgather(builder, self.group, own, &parts),
             Algorithm::Ring => {
+                let (order, me) = self.ring();
                 let parts: Vec<Span> = order.iter().map(|&rank| parts[rank]).collect();
                 ring::allgather(builder, Group { ranks: &order, me }, own, &parts);
             }
@@ -286,7 +288,6 @@ impl Planner<'_> {
         let sources = in_a_row(self.input(), 0, self.counts());
         let target =
             if self.request.in_place { sources[rank] } else { Span::new(Buffer::Output, 0, sources[rank].count) };
-        let (order, me) = self.ring();
         match self.request.algorithm {
             _ if self.must_order() => {
                 direct::reduce_scatter(builder, self.group, &sources, target, true, Pace::Pairwise);
@@ -294,6 +295,7 @@ impl Planner<'_> {
             Algorithm::OneShot => direct::reduce_scatter(builder, self.group, &sources, target, true, Pace::AtOnce),
             Algorithm::Pairwise => pairwise::reduce_scatter(builder, self.group, &sources, target, true),
             Algorithm::Ring => {
+                let (order, me) = self.ring();
                 let sources: Vec<Span> = order.iter().map(|&rank| sources[rank]).collect();
                 let work = self.request.in_place.then_some(&*sources);
                 ring::reduce_scatter(builder, Group { ranks: &order, me }, &sources, target, work, true);
@@ -357,6 +359,93 @@ impl Planner<'_> {
         match self.request.algorithm {
             Algorithm::Linear => linear::scatter(builder, self.group, root, &parts, own),
             _ => binomial::scatter(builder, self.group, root, &parts, own, self.counts()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Instruction;
+
+    fn request(collective: Collective, algorithm: Algorithm, shape: Shape<'_>) -> PlanRequest<'_> {
+        PlanRequest {
+            collective,
+            algorithm,
+            rank: 0,
+            size: 2,
+            root: 0,
+            shape,
+            in_place: false,
+            hosts: &[],
+            segment: 8,
+            deterministic: false,
+        }
+    }
+
+    fn refusal(request: PlanRequest<'_>) -> String {
+        plan(&request).map(|_| ()).map_err(|error| error.to_string()).expect_err("a refusal")
+    }
+
+    #[test]
+    fn what_cannot_be_planned_is_refused_in_words() {
+        use Algorithm::{Bruck, Ring, TwoShot};
+        let whole = request(Collective::Allreduce, Ring, Shape::Whole(4));
+        let uneven = Shape::Exchange { send: &[1, 2], recv: &[1, 3], equal: false };
+        let cases = [
+            (request(Collective::Gather, Ring, Shape::Blocks(&[1, 2])), "possible: linear, binomial"),
+            (request(Collective::SendRecv, Ring, Shape::Whole(1)), "needs no plan"),
+            (PlanRequest { rank: 2, ..whole }, "rank 2 is not below the size"),
+            (PlanRequest { size: 0, ..whole }, "rank 0 is not below the size"),
+            (PlanRequest { hosts: &[0], ..whole }, "hosts are given for 1 ranks"),
+            (PlanRequest { segment: 0, ..whole }, "segments of no elements"),
+            (PlanRequest { shape: Shape::Blocks(&[1, 2]), ..whole }, "its counts cannot be Blocks([1, 2])"),
+            (PlanRequest { shape: Shape::Whole(usize::MAX / 3), ..whole }, "more than any memory can hold"),
+            (PlanRequest { root: 2, ..request(Collective::Broadcast, Ring, Shape::Whole(4)) }, "root 2 is not below"),
+            (request(Collective::Allgather, Ring, Shape::Blocks(&[1])), "counts are given for 1 ranks"),
+            (request(Collective::Allgather, Ring, Shape::Blocks(&[usize::MAX, 2])), "more than any memory can hold"),
+            (request(Collective::Alltoall, Bruck, uneven), "equal length; possible: pairwise, one_shot"),
+            (PlanRequest { in_place: true, ..request(Collective::Alltoall, Algorithm::Pairwise, uneven) }, "in place"),
+            (
+                request(
+                    Collective::Alltoall,
+                    Algorithm::OneShot,
+                    Shape::Exchange { send: &[1, 2], recv: &[2, 2], equal: false },
+                ),
+                "rank 0 sends 1 elements to itself and receives 2",
+            ),
+            (
+                request(
+                    Collective::Alltoall,
+                    Algorithm::OneShot,
+                    Shape::Exchange { send: &[1, 2], recv: &[1, 2], equal: true },
+                ),
+                "said to be of equal length",
+            ),
+        ];
+        for (request, expected) in cases {
+            let words = refusal(request);
+            assert!(words.contains(expected), "{words:?} lacks {expected:?}");
+        }
+        assert!(plan(&PlanRequest { algorithm: TwoShot, ..whole }).is_ok());
+    }
+
+    #[test]
+    fn one_rank_needs_no_messages_and_still_finishes() {
+        for algorithm in algorithms_for(Collective::Allreduce) {
+            for (in_place, buffer) in [(false, Buffer::Input), (true, Buffer::Output)] {
+                let request =
+                    PlanRequest { size: 1, in_place, ..request(Collective::Allreduce, *algorithm, Shape::Whole(4)) };
+                let expected = Instruction::Reduce {
+                    sources: vec![Span::new(buffer, 0, 4)],
+                    target: Span::new(Buffer::Output, 0, 4),
+                    finish: true,
+                };
+                let schedule = plan(&request).unwrap_or_else(|error| panic!("{error}"));
+                let instructions: Vec<_> = schedule.steps.into_iter().flat_map(|step| step.instructions).collect();
+                assert_eq!(instructions, [expected], "{algorithm}");
+                assert!(!schedule.partials_travel);
+            }
         }
     }
 }

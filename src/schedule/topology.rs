@@ -9,9 +9,10 @@ pub struct Hosts {
 
 impl Hosts {
     /// `hosts` names the host of each rank; empty when all `size` ranks share one. The names mean nothing beyond
-    /// being equal or not. Hosts are numbered in the order in which ranks first name them.
+    /// being equal or not. Hosts are numbered in the order in which ranks first name them. A list of another length
+    /// says nothing, and counts as empty.
     pub fn new(hosts: &[usize], size: usize) -> Self {
-        if hosts.is_empty() {
+        if hosts.len() != size {
             return Self { members: vec![(0..size).collect()], host_of: vec![0; size] };
         }
         let mut numbers = std::collections::HashMap::new();

@@ -1,7 +1,7 @@
 //! Waiting for descriptors.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -118,9 +118,13 @@ impl EventFd {
         Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// One that a peer sent. Whether it really is one shows when it is signalled; any other kind of descriptor fails
-    /// there, or does harm only to the peer who sent it.
+    /// One that a peer sent. Any other kind of descriptor is refused: writing to it might block, or raise a signal.
     pub fn from_peer(fd: OwnedFd) -> io::Result<Self> {
+        let kind = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        if kind.as_os_str() != "anon_inode:[eventfd]" {
+            let what = format!("the peer's descriptor is no event descriptor but {}", kind.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
         rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Self(fd))
     }
@@ -171,6 +175,15 @@ mod tests {
             assert_eq!(wait(&epoll, 1000).iter().map(|found| found.key).collect::<Vec<_>>(), [5]);
             assert_eq!(wait(&epoll, 0), []);
         }
+    }
+
+    #[test]
+    fn only_event_descriptors_are_taken_for_such() {
+        let event = EventFd::new().unwrap();
+        let again = EventFd::from_peer(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        again.signal().unwrap();
+        let (_reader, writer) = io::pipe().unwrap();
+        assert!(EventFd::from_peer(writer.into()).unwrap_err().to_string().contains("no event descriptor"));
     }
 
     #[test]

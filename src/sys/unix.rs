@@ -75,8 +75,12 @@ pub fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
 pub fn send_with_descriptors(fd: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fits = descriptors.len() <= MAX_DESCRIPTORS;
-    if !descriptors.is_empty() && !(fits && control.push(SendAncillaryMessage::ScmRights(descriptors))) {
+    let fits = match descriptors.len() {
+        0 => true,
+        1..=MAX_DESCRIPTORS => control.push(SendAncillaryMessage::ScmRights(descriptors)),
+        _ => false,
+    };
+    if !fits {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

@@ -185,6 +185,8 @@ pub struct ShmLane {
     /// Whether `writer_waits` is set.
     waiting: bool,
     looks_in_vain: u32,
+    /// The sleeper's count of closings when the peer was last looked after.
+    closings: usize,
     /// The peer is gone: what it wrote is still to be read.
     gone: bool,
     /// What the end was, once it is known.
@@ -210,6 +212,8 @@ impl ShmLane {
             link: format!("shm rank {peer}").into(),
             waiting: false,
             looks_in_vain: 0,
+            // Not the present count: what may have happened before the watch is looked at once.
+            closings: usize::MAX,
             gone: false,
             end: None,
         })
@@ -401,7 +405,12 @@ impl Lane for ShmLane {
         if wants_write && self.room(1) != Ok(0) {
             return false;
         }
-        matches!(self.look_after_peer(), Ok(false))
+        let closings = self.sleeper.closings();
+        if closings != self.closings {
+            self.closings = closings;
+            return matches!(self.look_after_peer(), Ok(false));
+        }
+        true
     }
 }
 

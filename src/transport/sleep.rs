@@ -39,16 +39,37 @@ pub struct Sleeper {
     epoll: Epoll,
     /// How many watched descriptors carry data: if any, the word alone is not enough.
     carriers: AtomicUsize,
-    found: Mutex<Vec<Readiness>>,
+    /// How often something was seen at a descriptor whose closing is watched.
+    closings: AtomicUsize,
+    state: Mutex<State>,
 }
+
+#[derive(Debug)]
+struct State {
+    found: Vec<Readiness>,
+    /// When the descriptors were last looked at.
+    looked: Instant,
+}
+
+/// What the descriptors of one kind are found under.
+const EVENT: u64 = 0;
+const CARRIER: u64 = 1;
+const CLOSING: u64 = 2;
 
 impl Sleeper {
     /// A place of its own for one context. Costs three descriptors and a page of shared memory.
     pub fn new() -> io::Result<Self> {
         let (doorbell, segment) = Doorbell::create()?;
         let epoll = Epoll::new()?;
-        epoll.add(doorbell.event(), 0, READS)?;
-        Ok(Self { doorbell, segment, epoll, carriers: AtomicUsize::new(0), found: Mutex::new(Vec::new()) })
+        epoll.add(doorbell.event(), EVENT, READS)?;
+        Ok(Self {
+            doorbell,
+            segment,
+            epoll,
+            carriers: AtomicUsize::new(0),
+            closings: AtomicUsize::new(0),
+            state: Mutex::new(State { found: Vec::new(), looked: Instant::now() }),
+        })
     }
 
     fn alarm(&self) -> Alarm {
@@ -58,7 +79,7 @@ impl Sleeper {
     /// From now on the arrival of bytes at `fd`, and its closing, end the sleep. Told at each arrival, not as long as
     /// bytes are there: take everything before sleeping.
     pub fn watch(&self, fd: impl AsFd) -> io::Result<()> {
-        self.epoll.add(fd, 1, READS)?;
+        self.epoll.add(fd, CARRIER, READS)?;
         self.carriers.fetch_add(1, Ordering::AcqRel);
         // One who sleeps on the word must change over.
         self.kick();
@@ -67,7 +88,7 @@ impl Sleeper {
 
     /// Whether room to write at the watched `fd` ends the sleep too.
     pub fn want_write(&self, fd: impl AsFd, wanted: bool) -> io::Result<()> {
-        self.epoll.modify(fd, 1, if wanted { READS_AND_WRITES } else { READS })
+        self.epoll.modify(fd, CARRIER, if wanted { READS_AND_WRITES } else { READS })
     }
 
     /// Ends `watch`.
@@ -80,7 +101,7 @@ impl Sleeper {
     /// From now on the closing of `fd`, over which nothing is expected, ends the sleep, if not at once then within
     /// 25 ms.
     pub fn watch_closing(&self, fd: impl AsFd) -> io::Result<()> {
-        self.epoll.add(fd, 2, READS)
+        self.epoll.add(fd, CLOSING, READS)
     }
 
     /// Ends `watch_closing`.
@@ -105,32 +126,59 @@ impl Sleeper {
         [self.segment.as_fd(), self.doorbell.event()]
     }
 
+    /// Changes whenever something was seen at a descriptor whose closing is watched. Who watches one looks at it when
+    /// this has changed, instead of before every sleep.
+    pub(super) fn closings(&self) -> usize {
+        self.closings.load(Ordering::Acquire)
+    }
+
     /// Sleeps until a kick, a ring, an event at a watched descriptor, or `timeout`.
     pub fn sleep(&self, timeout: Duration) {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = Instant::now().checked_add(timeout);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let word = self.doorbell.word();
+        let mut now = Instant::now();
+        let end = now.checked_add(timeout);
         loop {
             let alarm = self.alarm();
             if !doorbell::enter(word, alarm) {
+                // A peer that never ceases to ring must not keep the end of another one from being seen.
+                if now.saturating_duration_since(state.looked) >= SLICE {
+                    let _ = self.look(&mut state, Duration::ZERO);
+                }
                 return;
             }
-            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
-            found.clear();
+            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(now));
             // The calls fail only on what this struct made wrong; the sleep then ends as by a spurious wake-up, and
             // the caller's deadline still holds.
             let outcome = match alarm {
-                Alarm::Word => futex::wait(word, alarm.expected(), left.min(SLICE))
-                    .and_then(|()| self.epoll.wait(Some(Duration::ZERO), &mut found)),
-                Alarm::Event => self.epoll.wait(Some(left), &mut found),
+                Alarm::Word => {
+                    let slept = futex::wait(word, alarm.expected(), left.min(SLICE));
+                    if word.load(Ordering::Relaxed) == alarm.expected() {
+                        slept.and_then(|()| self.look(&mut state, Duration::ZERO))
+                    } else {
+                        // Rung or kicked: `enter` says so.
+                        slept.map(|()| false)
+                    }
+                }
+                Alarm::Event => self.look(&mut state, left),
             };
-            let over = end.is_some_and(|end| Instant::now() >= end);
-            if outcome.is_err() || !found.is_empty() || over {
+            now = Instant::now();
+            if !matches!(outcome, Ok(false)) || end.is_some_and(|end| now >= end) {
                 doorbell::leave(word);
                 return;
             }
-            // Rung or kicked: `enter` says so. Otherwise the next slice.
         }
+    }
+
+    /// Waits for the descriptors; whether anything was found.
+    fn look(&self, state: &mut State, timeout: Duration) -> io::Result<bool> {
+        state.found.clear();
+        self.epoll.wait(Some(timeout), &mut state.found)?;
+        state.looked = Instant::now();
+        if state.found.iter().any(|found| found.key == CLOSING) {
+            self.closings.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(!state.found.is_empty())
     }
 }
 
@@ -219,7 +267,7 @@ mod tests {
         sleeper.want_write(&ours, true).unwrap();
         let reader = std::thread::spawn(move || {
             let mut sink = vec![0; 1 << 20];
-            theirs.read(&mut sink).unwrap();
+            assert_ne!(theirs.read(&mut sink).unwrap(), 0);
             theirs
         });
         sleeper.sleep(LONG);

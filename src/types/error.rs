@@ -119,7 +119,7 @@ impl Error {
             }
             Self::PeerFailed { .. } => "look at the output of the rank that failed; restart the job",
             Self::Timeout { .. } => {
-                "look at what the ranks waited for are doing; PHALANX_TIMEOUT sets the limit in seconds"
+                "look at what the ranks waited for are doing; PHALANX_TIMEOUT (while ranks meet: PHALANX_START_TIMEOUT) sets the limit"
             }
             Self::Closed { .. } => "make no calls on a communicator after shutdown",
             Self::Environment { hint, .. } => hint,

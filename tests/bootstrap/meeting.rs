@@ -1,32 +1,32 @@
 //! Real servers and members over real sockets, in threads of this process.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use phalanx::bootstrap::{Bind, Config, Introduction, KeySource, Rendezvous, RendezvousServer, join, new_key};
+use phalanx::bootstrap::{Bind, Config, Introduction, KeySource, Rendezvous, RendezvousServer, join};
 use phalanx::membership::Roster;
-use phalanx::types::{Deadline, Error, Generation, Result};
+use phalanx::types::{Deadline, Generation, Result};
 use phalanx::wire::handshake::JobKey;
 
-fn key() -> JobKey {
+pub fn key() -> JobKey {
     JobKey::from_bytes([0x5a; 32])
 }
 
-fn config(rank: usize, size: usize, rendezvous: Rendezvous) -> Config {
+pub fn config(rank: usize, size: usize, rendezvous: Rendezvous) -> Config {
     Config::new(rank, size).unwrap().with_rendezvous(rendezvous).with_key(KeySource::Given(key()))
 }
 
-fn introduction(rank: usize) -> Introduction {
+pub fn introduction(rank: usize) -> Introduction {
     Introduction { addresses: format!("here is {rank}").into_bytes(), host: format!("host {}", rank / 2).into_bytes() }
 }
 
-fn within(seconds: f64) -> Deadline {
+pub fn within(seconds: f64) -> Deadline {
     Deadline::after(Instant::now(), Duration::from_secs_f64(seconds))
 }
 
 /// Each configuration in a thread of its own; what each got, in order.
-fn together(configs: Vec<Config>, seconds: f64) -> Vec<Result<Roster>> {
+pub fn together(configs: Vec<Config>, seconds: f64) -> Vec<Result<Roster>> {
     let deadline = within(seconds);
     std::thread::scope(|scope| {
         let threads: Vec<_> = configs
@@ -37,11 +37,20 @@ fn together(configs: Vec<Config>, seconds: f64) -> Vec<Result<Roster>> {
     })
 }
 
-fn free_port(host: &str) -> u16 {
-    TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port()
+/// A port that nobody listens at, outside the range from which the kernel picks ports for those that dial.
+pub fn free_port(host: &str) -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Other test programs begin elsewhere.
+    let begin = (std::process::id() % 20_000) as u16;
+    loop {
+        let port = 10_000 + (begin + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
+        if TcpListener::bind((host, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
-fn tcp(address: &str, hosted_by_launcher: bool) -> Rendezvous {
+pub fn tcp(address: &str, hosted_by_launcher: bool) -> Rendezvous {
     Rendezvous::Tcp { address: address.into(), hosted_by_launcher }
 }
 
@@ -91,4 +100,59 @@ fn ranks_meet_at_a_unix_socket_and_get_the_key_there() {
     let configs = (0..4).map(|rank| config(rank, 4, rendezvous.clone()).with_key(KeySource::None)).collect();
     let rosters: Vec<_> = together(configs, 30.0).into_iter().map(Result::unwrap).collect();
     assert!(rosters.iter().all(|roster| roster.key == rosters[0].key && roster.key != key()));
+}
+
+#[test]
+fn ranks_meet_through_a_file_and_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meet");
+    // Left behind by an earlier run: nobody listens there.
+    let stale = format!("v1/{}/{}/127.0.0.1:{}\n", "77".repeat(16), "88".repeat(32), free_port("127.0.0.1"));
+    std::fs::write(&path, stale).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    for given in [true, false, true] {
+        let key = if given { KeySource::Given(key()) } else { KeySource::None };
+        let configs = (0..4).map(|rank| config(rank, 4, Rendezvous::File(path.clone())).with_key(key.clone()));
+        let rosters = together(configs.collect(), 30.0);
+        if given {
+            assert_complete(rosters);
+        } else {
+            let rosters: Vec<_> = rosters.into_iter().map(Result::unwrap).collect();
+            assert!(rosters.iter().all(|roster| roster.key == rosters[0].key));
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file goes when all are there");
+    }
+}
+
+#[test]
+fn a_stale_file_that_leads_to_another_job_is_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meet");
+    // Another job with the same key listens where the stale file points.
+    let other = RendezvousServer::start(4, key(), Bind::Tcp("127.0.0.1:0".into())).unwrap();
+    std::fs::write(&path, format!("v1/{}/-/{}\n", "77".repeat(16), other.address())).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let configs: Vec<_> = (0..2).map(|rank| config(rank, 2, Rendezvous::File(path.clone()))).collect();
+    std::thread::scope(|scope| {
+        let [zero, one] = [&configs[0], &configs[1]];
+        let first = scope.spawn(move || join(one, introduction(1), within(30.0)));
+        let roster = join(zero, introduction(0), within(30.0)).unwrap();
+        assert_eq!(roster.size, 2);
+        assert_eq!(first.join().unwrap().unwrap().members[0].addresses, introduction(0).addresses);
+    });
+}
+
+#[test]
+fn sixty_four_ranks_meet_in_less_than_a_second() {
+    let server = RendezvousServer::start(64, key(), Bind::Tcp("127.0.0.1:0".into())).unwrap();
+    let began = Instant::now();
+    assert_complete(together((0..64).map(|rank| config(rank, 64, tcp(server.address(), true))).collect(), 30.0));
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn a_world_of_one_needs_nobody() {
+    let roster = join(&Config::default(), introduction(0), within(1.0)).unwrap();
+    assert_eq!((roster.rank, roster.size, &roster.view.hosts[..]), (0, 1, &[0][..]));
 }

@@ -171,7 +171,7 @@ fn messages_between_two_ranks_keep_their_order_and_tags_apart() {
             let peer = 1 - comm.rank();
             for turn in 0..20u64 {
                 if comm.rank() == 0 {
-                    comm.send(&vec![turn; 5], peer, 1).expect("sent");
+                    comm.send(&[turn; 5], peer, 1).expect("sent");
                     comm.send(&vec![turn + 100; 50_000], peer, 2).expect("sent");
                     let mut back = [0u64];
                     comm.recv(&mut back, peer, 1).expect("received");

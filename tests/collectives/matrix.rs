@@ -246,8 +246,8 @@ fn all_types_and_operations() {
                                 count: 37,
                                 uneven: false,
                                 root: 1,
-                                in_place: op as usize % 2 == 0,
-                                misaligned: op as usize % 3 == 0,
+                                in_place: (op as usize).is_multiple_of(2),
+                                misaligned: (op as usize).is_multiple_of(3),
                                 deterministic: false,
                             };
                             case.run(&comm);

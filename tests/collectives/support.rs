@@ -23,11 +23,20 @@ pub fn on_hosts<R: Send>(kind: TransportKind, hosts: &[usize], body: impl Fn(Com
             .into_iter()
             .map(|comm| {
                 let body = &body;
-                scope.spawn(move || body(comm.with_timeout(Duration::from_secs(60))))
+                scope.spawn(move || {
+                    let comm = comm.with_timeout(Duration::from_secs(60));
+                    // The communicator outlives the others' threads: a rank that is told early of an error stays for
+                    // those that are told late.
+                    (body(comm.clone()), comm)
+                })
             })
             .collect();
         let outcomes: Vec<_> = ranks.into_iter().map(|rank| rank.join()).collect();
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        let outcomes: Vec<_> = outcomes
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect();
+        outcomes.into_iter().map(|(result, _comm)| result).collect()
     })
 }
 
@@ -70,9 +79,11 @@ impl Guarded {
 pub fn input_value(op: Option<ReduceOp>, dtype: DataType, size: usize, rank: usize, index: usize) -> i64 {
     let mixed = rank.wrapping_mul(31).wrapping_add(index.wrapping_mul(17)).wrapping_add(index / 7);
     match (op, dtype) {
-        (_, DataType::Bool) => (mixed % 3 == 0) as i64,
+        (_, DataType::Bool) => mixed.is_multiple_of(3) as i64,
         (Some(ReduceOp::Product), _) => 1 + i64::from((index + rank).is_multiple_of(size)),
-        (Some(ReduceOp::LogicalAnd | ReduceOp::LogicalOr), _) => (mixed % 5 != 0) as i64 * (1 + mixed as i64 % 2),
+        (Some(ReduceOp::LogicalAnd | ReduceOp::LogicalOr), _) => {
+            !mixed.is_multiple_of(5) as i64 * (1 + mixed as i64 % 2)
+        }
         (None, _) => (mixed % 100) as i64,
         _ => (mixed % 7) as i64,
     }

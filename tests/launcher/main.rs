@@ -1,5 +1,6 @@
 //! The launcher, as its user meets it: real processes, real signals, a real terminal.
 
+mod doctor;
 mod exits;
 mod input;
 mod orphans;
@@ -8,4 +9,4 @@ mod plan;
 mod signals;
 mod support;
 mod terminal;
-// mod world;
+mod world;

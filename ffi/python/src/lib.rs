@@ -1,7 +1,7 @@
 //! The extension module `phalanx._native`: what the Python package `phalanx` is built on.
 //!
-//! Python code gives elements as [`Memory`](memory::Memory), makes calls on a [`Communicator`](communicator::Communicator)
-//! and waits for a [`Handle`](handle::Handle). The interpreter is released in every wait. There is no state here: the
+//! Python code gives elements as a `Memory`, makes calls on a `Communicator`
+//! and waits for a `Handle`. The interpreter is released in every wait. There is no state here: the
 //! world that `phalanx.init()` makes is held by the package.
 
 mod buffer;
@@ -18,8 +18,7 @@ use crate::communicator::Communicator;
 /// Connects to the other ranks that the environment names; a world of one if nothing suggests otherwise.
 #[pyfunction]
 fn connect(py: Python<'_>) -> PyResult<Communicator> {
-    let inner = py.detach(|| phalanx::thread_world(1))?.remove(0);
-    Ok(Communicator::new(inner))
+    Ok(Communicator::new(py.detach(phalanx::init)?))
 }
 
 /// The compiled part of Phalanx.

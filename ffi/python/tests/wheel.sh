@@ -8,6 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 wheel=${1:-}
+[ -e "$wheel" ] || wheel=
 if [ -z "$wheel" ]; then
     "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work" "$here/.."
     wheel=$(ls "$work"/phalanx-*.whl)

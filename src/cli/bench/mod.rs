@@ -10,7 +10,7 @@ mod layout;
 mod measure;
 mod namespaces;
 mod report;
-mod sizes;
+pub(super) mod sizes;
 mod values;
 
 use std::io::{Stdout, stdout};
@@ -160,7 +160,7 @@ fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
         job.check(ranks)?;
         return Ok(as_threads(arguments, &job, ranks)?);
     }
-    if let Some(config) = workers::existing_world(arguments.ranks)? {
+    if let Some(config) = workers::existing_world(arguments.ranks, arguments.report_to.is_some())? {
         let transport = arguments.transport.or(config.settings.transport);
         let comm = config.with_transport(transport).connect()?;
         return Ok(as_rank(arguments, &job, comm)?);

@@ -44,7 +44,7 @@ impl FromStr for Sizes {
 }
 
 /// Reads `4096`, `4K`, `1M` or `2G`, in powers of 1024; `KiB` and `KB` mean the same.
-fn bytes(text: &str) -> Result<usize, String> {
+pub fn bytes(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

@@ -82,7 +82,7 @@ impl Demo {
 
 fn start_or_join(arguments: &Demo) -> Result<ExitCode, LaunchError> {
     let digits = Digits::load()?;
-    if let Some(config) = workers::existing_world(arguments.ranks)? {
+    if let Some(config) = workers::existing_world(arguments.ranks, arguments.report_to.is_some())? {
         return Ok(as_rank(arguments, &digits, config)?);
     }
     let ranks = arguments.ranks.unwrap_or(DEFAULT_RANKS);

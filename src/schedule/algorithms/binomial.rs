@@ -181,7 +181,8 @@ impl<'a> Tree<'a> {
     fn runs(&self, member: usize) -> Vec<std::ops::Range<usize>> {
         let end = self.size.min(member + self.reach(member));
         let corner = self.size - self.root;
-        if member < corner && corner < end { vec![member..corner, corner..end] } else { vec![member..end] }
+        let runs = if member < corner { [member..end.min(corner), corner..end] } else { [member..end, end..end] };
+        runs.into_iter().filter(|run| !run.is_empty()).collect()
     }
 
     /// Where the blocks of this member's subtree are kept, in the order of the members: at the root in its buffer, at

@@ -12,7 +12,8 @@
 //!
 //! Contributions arrive raw, each in a scratch slot of its own, and are reduced in one pass in the order of the group.
 //! So these algorithms are deterministic as they are, halves are rounded once without travelling wider, and no
-//! partial result travels. The scratch is N (n - 1) elements for one-shot, N (n - 1)/n for two-shot.
+//! partial result travels. The scratch is N (n - 1) elements for one-shot, N (n - 1)/n for two-shot, or twice that of a
+//! piece where two-shot goes in pieces.
 //!
 //! R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
 //! 19(1), 2005, compare their kin; R. van de Geijn, "On global combine operations", JPDC 22(2), 1994, for reduce and
@@ -27,11 +28,60 @@ pub(in crate::schedule) fn one_shot(builder: &mut Builder, group: Group<'_>, sou
     reduce_scatter(builder, group, &sources, target, finish, Pace::AtOnce);
 }
 
-/// Everyone reduces its part and tells everyone.
-pub(in crate::schedule) fn two_shot(builder: &mut Builder, group: Group<'_>, source: Span, target: Span, finish: bool) {
-    let (sources, targets) = (split_evenly(source, group.len()), split_evenly(target, group.len()));
-    reduce_scatter(builder, group, &sources, targets[group.me], finish, Pace::AtOnce);
-    allgather(builder, group, targets[group.me], &targets);
+/// Everyone reduces its part and tells everyone. What is longer than `piece` elements goes in pieces, of which three are
+/// on the way at once: while the contributions of one piece travel, the piece before is reduced, and the results of the
+/// one before that travel. So scratch stays small, and what was just received is still in the cache when it is reduced.
+pub(in crate::schedule) fn two_shot(
+    builder: &mut Builder,
+    group: Group<'_>,
+    source: Span,
+    target: Span,
+    finish: bool,
+    piece: usize,
+) {
+    let pieces = source.count.div_ceil(piece.max(1));
+    if pieces <= 1 || group.len() == 1 {
+        let (sources, targets) = (split_evenly(source, group.len()), split_evenly(target, group.len()));
+        reduce_scatter(builder, group, &sources, targets[group.me], finish, Pace::AtOnce);
+        allgather(builder, group, targets[group.me], &targets);
+        return;
+    }
+    let parts = |span: Span, number: usize| {
+        let start = number * piece;
+        split_evenly(Span::new(span.buffer, span.start + start, piece.min(span.count - start)), group.len())
+    };
+    // Two sets of slots, each for the contributions of the others to one piece.
+    let slots: Vec<Vec<Span>> =
+        (0..2).map(|_| (1..group.len()).map(|_| builder.reserve(piece.div_ceil(group.len()))).collect()).collect();
+    let slot = |number: usize, from: usize, count: usize| {
+        let place = if from < group.me { from } else { from - 1 };
+        Span { count, ..slots[number % 2][place] }
+    };
+    for step in 0..pieces + 2 {
+        builder.step();
+        if step >= 2 {
+            let results = parts(target, step - 2);
+            for distance in 1..group.len() {
+                let (to, from) = (group.after(distance), group.before(distance));
+                builder.send(group.ranks[to], results[group.me]);
+                builder.recv(group.ranks[from], results[from]);
+            }
+        }
+        if step < pieces {
+            let contributions = parts(source, step);
+            let count = contributions[group.me].count;
+            for distance in 1..group.len() {
+                let (to, from) = (group.after(distance), group.before(distance));
+                builder.send(group.ranks[to], contributions[to]);
+                builder.recv(group.ranks[from], slot(step, from, count));
+            }
+        }
+        if (1..=pieces).contains(&step) {
+            let (own, result) = (parts(source, step - 1)[group.me], parts(target, step - 1)[group.me]);
+            let operand = |from| if from == group.me { own } else { slot(step - 1, from, own.count) };
+            builder.reduce((0..group.len()).map(operand).collect(), result, finish);
+        }
+    }
 }
 
 /// Whether the exchanges with all the others are one step, or one step each.

@@ -71,7 +71,7 @@ pub(in crate::schedule) fn allreduce(
             if shard.count <= LONGEST_DOUBLED_SHARD {
                 doubling::allreduce(builder, group, shard, shard, finish);
             } else if hosts.count() <= MOST_DIRECT_HOSTS {
-                direct::two_shot(builder, group, shard, shard, finish);
+                direct::two_shot(builder, group, shard, shard, finish, usize::MAX);
             } else {
                 ring::allreduce(builder, group, shard, shard, finish);
             }

@@ -10,6 +10,13 @@ use crate::schedule::algorithms::hierarchical::{LONGEST_DOUBLED_SHARD, MOST_DIRE
 use crate::schedule::algorithms::ordered::MOST_COLLECTED;
 use crate::types::{Algorithm, Collective};
 
+/// The most ranks for which the messages of every pairwise step are counted, at O(size^2).
+const MOST_COUNTED: usize = 1024;
+
+/// The pieces of two-shot: their parts, slots and results together fit the last cache that a core has to itself or
+/// nearly so, and are long enough to make the fixed cost of a message small.
+const PIECE_BYTES: f64 = (1 << 20) as f64;
+
 /// What an algorithm costs by formula.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
@@ -26,7 +33,7 @@ pub struct Estimate {
 /// Estimates `collective` by `algorithm`.
 ///
 /// `elements` are those of the whole buffer: for collectives of blocks, of all blocks together; for alltoall, of all
-/// that one rank sends. `width` is the bytes of an element as it travels. Costs O(size) for each step, and O(size^2) at
+/// that one rank sends. `width` is the bytes of an element as it travels. Costs O(size) for each step, and O(1024^2) at
 /// most.
 pub fn estimate(
     collective: Collective,
@@ -237,6 +244,15 @@ impl Tally<'_> {
                 self.direct(bytes / n);
                 self.arithmetic(bytes);
                 self.direct(bytes / n);
+                // In pieces, each further one has a fixed cost and its bytes; the bytes are counted above.
+                let piece = (PIECE_BYTES / self.width).ceil();
+                let pieces = (bytes / self.width / piece).ceil();
+                self.total.segment = piece * self.width;
+                if pieces > 1.0 {
+                    self.total.steps = pieces as usize + 2;
+                    let link = self.slower();
+                    self.total.seconds += pieces * (link.latency + 2.0 * (n - 1.0) * link.overhead);
+                }
             }
         }
     }
@@ -413,7 +429,17 @@ impl Tally<'_> {
     }
 
     fn pairwise(&mut self, block: f64) {
-        (1..self.n()).for_each(|distance| self.exchange(distance, block));
+        let n = self.n();
+        if n <= MOST_COUNTED {
+            (1..n).for_each(|distance| self.exchange(distance, block));
+            return;
+        }
+        // Nearly every message crosses where there are many hosts.
+        let before = self.total;
+        self.step(1, if self.hosts.count() > 1 { self.hosts.most() } else { 0 }, block);
+        self.total.seconds = before.seconds + (n - 1) as f64 * (self.total.seconds - before.seconds);
+        self.total.steps = before.steps + n - 1;
+        self.total.bytes += (n - 1) as f64 * block;
     }
 
     fn alltoall(&mut self, algorithm: Algorithm, bytes: f64) {

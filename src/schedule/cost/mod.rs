@@ -13,6 +13,8 @@ mod simulate;
 
 pub use formula::{Estimate, estimate};
 pub use select::{Choice, Selection, select};
+pub(super) use select::{micros, width_on_the_wire};
+pub(super) use simulate::paced;
 pub use simulate::{Prediction, Transfer, simulate};
 
 /// What a message costs over one kind of link.

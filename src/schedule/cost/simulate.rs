@@ -92,25 +92,16 @@ struct Simulation<'a> {
     recvs: HashMap<(usize, usize), VecDeque<(Site, f64)>>,
     heap: BinaryHeap<Ready>,
     numbers: usize,
+    /// Whether every message takes one second, for both of its ends, and ports do not matter.
+    paced: bool,
 }
 
-/// Predicts the time of plans that belong together and are sound (see [`verify`](super::super::verify)); of others,
+/// Predicts the time of plans that belong together and are sound (see [`verify`](super::super::verify())); of others,
 /// the time until nothing moves. `hosts` as in [`PlanRequest`](super::super::PlanRequest); `element_bytes` is the size
 /// of an element as it travels. Each message costs O(log) time
 /// for each other one that goes before it at its ports.
 pub fn simulate(schedules: &[Schedule], hosts: &[usize], element_bytes: usize, model: &CostModel) -> Prediction {
-    let size = schedules.len();
-    let mut simulation = Simulation {
-        schedules,
-        hosts: Hosts::new(hosts, size),
-        element_bytes: element_bytes as f64,
-        model,
-        ranks: vec![Rank::default(); size],
-        sends: HashMap::new(),
-        recvs: HashMap::new(),
-        heap: BinaryHeap::new(),
-        numbers: 0,
-    };
+    let mut simulation = Simulation::new(schedules, hosts, element_bytes, model, false);
     let mut prediction = simulation.run();
     for (rank, schedule) in schedules.iter().enumerate() {
         let (mut steps, mut bytes) = (0, 0);
@@ -134,7 +125,36 @@ pub fn simulate(schedules: &[Schedule], hosts: &[usize], element_bytes: usize, m
     prediction
 }
 
-impl Simulation<'_> {
+/// All messages of a run in which each takes one second, and keeps both of its ends for so long.
+pub(in crate::schedule) fn paced(schedules: &[Schedule]) -> Vec<Transfer> {
+    let free = LinkModel { latency: 0.0, overhead: 0.0, seconds_per_byte: 0.0 };
+    let model =
+        CostModel { in_host: free, between_hosts: free, reduce_seconds_per_byte: 0.0, copy_seconds_per_byte: 0.0 };
+    Simulation::new(schedules, &[], 0, &model, true).run().transfers
+}
+
+impl<'a> Simulation<'a> {
+    fn new(
+        schedules: &'a [Schedule],
+        hosts: &[usize],
+        element_bytes: usize,
+        model: &'a CostModel,
+        paced: bool,
+    ) -> Self {
+        Self {
+            schedules,
+            hosts: Hosts::new(hosts, schedules.len()),
+            element_bytes: element_bytes as f64,
+            model,
+            ranks: vec![Rank::default(); schedules.len()],
+            sends: HashMap::new(),
+            recvs: HashMap::new(),
+            heap: BinaryHeap::new(),
+            numbers: 0,
+            paced,
+        }
+    }
+
     fn run(&mut self) -> Prediction {
         let mut prediction = Prediction::default();
         let ranks = self.ranks.len();
@@ -155,9 +175,11 @@ impl Simulation<'_> {
                 self.heap.push(Ready { at: begin, tick: tick(begin), ..message });
                 continue;
             }
-            let occupied = begin + link.occupied(bytes);
-            ports[out.0][out.1] = occupied;
-            ports[inward.0][inward.1] = occupied;
+            let occupied = begin + if self.paced { 1.0 } else { link.occupied(bytes) };
+            if !self.paced {
+                ports[out.0][out.1] = occupied;
+                ports[inward.0][inward.1] = occupied;
+            }
             let arrived = occupied + link.latency;
             let reduces = matches!(self.instruction(message.to), Instruction::RecvReduce { .. });
             let end = arrived + if reduces { bytes * self.model.reduce_seconds_per_byte } else { 0.0 };
@@ -287,7 +309,7 @@ mod tests {
         assert_eq!(seconds(Collective::Allreduce, Algorithm::RecursiveDoubling, 8, 40, &[]), 3.0 * 41.0);
         // Ports are shared by the messages of a step, the latency is not.
         assert_eq!(seconds(Collective::Allreduce, Algorithm::OneShot, 4, 40, &[]), 3.0 * 40.0 + 1.0);
-        assert_eq!(seconds(Collective::Allreduce, Algorithm::TwoShot, 4, 40, &[]), 2.0 * (3.0 * 10.0 + 1.0));
+        assert_eq!(seconds(Collective::Allreduce, Algorithm::TwoShot, 4, 8, &[]), 2.0 * (3.0 * 2.0 + 1.0));
         // The last member of a chain of four gets the first of four segments in the third step.
         assert_eq!(seconds(Collective::Broadcast, Algorithm::Ring, 4, 40, &[]), 6.0 * 11.0);
         assert_eq!(seconds(Collective::Barrier, Algorithm::Dissemination, 5, 0, &[]), 3.0);

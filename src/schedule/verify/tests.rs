@@ -192,7 +192,7 @@ fn full_cases(deterministic: bool) -> impl Iterator<Item = Case> {
                     Case::new(collective, algorithm, size, if collective == Collective::Barrier { 0 } else { 24 });
                 case.in_place = vec![in_place; size];
                 case.hosts = (0..size).map(|rank| rank % 2).collect();
-                case.segment = 7;
+                case.segment = 12;
                 case.root = size - 2;
                 case.deterministic = deterministic;
                 case

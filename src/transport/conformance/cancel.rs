@@ -98,9 +98,14 @@ fn cancel_somewhere(carrier: &Carrier, pair: &mut Pair, seed: u64) {
         pair.b.endpoint.cancel(tag(base + VICTIM));
         b_open.push(pair.b.recv(tag(base + VICTIM), Memory::new(bytes, 0)));
     }
-    pair.run_randomly("the other tag", &mut random, |pair| {
-        other.iter().all(|&token| pair.b.has(&Event::Received(token)))
+    // What is posted next may get the place of what was given up, and must not get its bytes.
+    let next = pair.b.recv(tag(base + 2), Memory::new(bytes, 2));
+    let next_sent = pair.a.send(tag(base + 2), Memory::filled(bytes, 0, seed << 20));
+    pair.run_randomly("the other tags", &mut random, |pair| {
+        other.iter().chain([&next]).all(|&token| pair.b.has(&Event::Received(token)))
+            && pair.a.has(&Event::Sent(next_sent))
     });
+    assert!(pair.b.take(next).slice() == Memory::filled(bytes, 0, seed << 20).slice(), "seed {seed}: the next tag");
     pair.settle();
     assert!(pair.a.failure().is_none() && pair.b.failure().is_none(), "seed {seed}: {:?}", pair.a.events);
     assert!(!told(&pair.a, &a_open) && !told(&pair.b, &b_open), "seed {seed}: an event after the cancel");

@@ -73,6 +73,44 @@ pub fn short_messages_overtake_long_ones(carrier: &Carrier) {
     assert!(!pair.b.has(&Event::Received(long)), "the short message came after the long one");
 }
 
+/// The same among long ones: they take turns, so that the shorter is through first.
+pub fn long_messages_take_turns(carrier: &Carrier) {
+    let mut pair = (carrier.pair)();
+    let (longer, shorter) = (16 << 20, 8 * carrier.eager_limit);
+    let first = pair.b.recv(tag(1), Memory::new(longer, 0));
+    let second = pair.b.recv(tag(2), Memory::new(shorter, 0));
+    pair.a.send(tag(1), Memory::filled(longer, 0, 1));
+    for _ in 0..3 {
+        pair.a.progress();
+        pair.b.progress();
+    }
+    pair.a.send(tag(2), Memory::filled(shorter, 0, 2));
+    pair.run_until("the shorter message", |pair| pair.b.has(&Event::Received(second)));
+    assert!(!pair.b.has(&Event::Received(first)), "the shorter message came after the longer one");
+    assert!(pair.b.take(second).slice() == Memory::filled(shorter, 0, 2).slice());
+}
+
+/// A flood of short messages does not hold a long one up.
+pub fn short_messages_do_not_starve_long_ones(carrier: &Carrier) {
+    let mut pair = (carrier.pair)();
+    let bytes = 4 * carrier.eager_limit;
+    let long = pair.b.recv(tag(0), Memory::new(bytes, 0));
+    pair.a.send(tag(0), Memory::filled(bytes, 0, 1));
+    let source: &'static [u8] = Vec::leak(vec![3; carrier.eager_limit]);
+    let (mut posted, mut through) = (0, 0);
+    pair.run_until("the long message", |pair| {
+        // There is always a short message that could leave.
+        while posted < through + 40 {
+            posted += 1;
+            pair.b.recv(tag(posted), Memory::new(source.len(), 0));
+            pair.a.send_shared(tag(posted), signature(source.len()), source);
+        }
+        through = pair.b.count(|event| matches!(event, Event::Received(token) if *token != long)) as u64;
+        pair.b.has(&Event::Received(long))
+    });
+    assert!(through < 400, "{through} short messages came before the long one");
+}
+
 /// Clause 11: whenever the peer goes, that is told once, after everything that arrived; then nothing moves.
 pub fn a_dead_peer_is_told_once(carrier: &Carrier) {
     let sizes = sizes(carrier);

@@ -15,6 +15,8 @@ mod ends;
 mod threads;
 mod world;
 
+use super::stream::StreamConfig;
+
 pub use world::{Memory, Pair, Random, Side, reducing, signature, tag};
 
 /// What the suite needs to know of a carrier.
@@ -27,6 +29,18 @@ pub struct Carrier {
     pub early_budget: usize,
     /// How many receives are offered before their message is announced.
     pub ready_limit: usize,
+}
+
+impl Carrier {
+    /// A carrier of streams with these settings.
+    pub fn over_streams(config: StreamConfig, pair: impl Fn() -> Pair + Send + Sync + 'static) -> Self {
+        Self {
+            pair: Box::new(pair),
+            eager_limit: config.eager_limit,
+            early_budget: config.early_budget,
+            ready_limit: config.ready_limit,
+        }
+    }
 }
 
 /// Every way of asking, as a test of its own.
@@ -54,6 +68,8 @@ macro_rules! suite {
             notices_arrive_in_order
             notices_overtake_data
             short_messages_overtake_long_ones
+            long_messages_take_turns
+            short_messages_do_not_starve_long_ones
             a_dead_peer_is_told_once
             what_was_written_before_the_end_arrives
             goodbye_comes_last

@@ -56,11 +56,16 @@ const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
 /// Memory for a message, at an odd address if wanted, between guard zones.
+///
+/// It is kept by its address, so that looking at one part of it says nothing about the others.
 pub struct Memory {
-    bytes: Box<[u8]>,
+    bytes: *mut [u8],
     start: usize,
     length: usize,
 }
+
+// SAFETY: it owns its bytes.
+unsafe impl Send for Memory {}
 
 impl Memory {
     pub fn new(length: usize, misalignment: usize) -> Self {
@@ -68,7 +73,7 @@ impl Memory {
         let aligned = bytes.as_ptr().align_offset(64);
         let start = (aligned + misalignment) % 64 + GUARD;
         bytes[start..start + length].fill(0);
-        Self { bytes, start, length }
+        Self { bytes: Box::into_raw(bytes), start, length }
     }
 
     /// Filled with what only `seed` gives.
@@ -82,23 +87,41 @@ impl Memory {
         memory
     }
 
+    fn begin(&self) -> *mut u8 {
+        self.bytes.cast::<u8>().wrapping_add(self.start)
+    }
+
+    /// The message. Whoever asks knows that no request of the peer's still writes to it.
     pub fn slice(&self) -> &[u8] {
-        &self.bytes[self.start..self.start + self.length]
+        // SAFETY: inside the allocation, which lives as long as this.
+        unsafe { std::slice::from_raw_parts(self.begin(), self.length) }
     }
 
     pub fn slice_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.start..self.start + self.length]
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.begin(), self.length) }
     }
 
     /// A pointer to the message. Null for an empty one, as callers may pass.
     pub fn pointer(&mut self) -> *mut u8 {
-        if self.length == 0 { std::ptr::null_mut() } else { self.slice_mut().as_mut_ptr() }
+        if self.length == 0 { std::ptr::null_mut() } else { self.begin() }
     }
 
     /// Fails the test if anything around the message was written.
     pub fn check_guards(&self) {
-        let around = self.bytes[..self.start].iter().chain(&self.bytes[self.start + self.length..]);
-        assert!(around.into_iter().all(|&byte| byte == GUARD_BYTE), "bytes around a message were written");
+        let end = self.start + self.length;
+        for (from, count) in [(0, self.start), (end, self.bytes.len() - end)] {
+            // SAFETY: inside the allocation, and not the message.
+            let around = unsafe { std::slice::from_raw_parts(self.bytes.cast::<u8>().wrapping_add(from), count) };
+            assert!(around.iter().all(|&byte| byte == GUARD_BYTE), "bytes around a message were written");
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, and nobody has it any more.
+        drop(unsafe { Box::from_raw(self.bytes) });
     }
 }
 

@@ -515,6 +515,10 @@ impl Driver {
         match connection.peer {
             Some(peer) => self.handle_lane_end(peer, &connection, end, now),
             None if matches!(connection.stage, Stage::Lingering) => {}
+            // A member that dialled while it was being dialled gives up its own attempt, in the middle.
+            None if matches!(end, End::Lost(_)) => {
+                tracing::debug!(link = %connection.link, why = %end, "a connection ended before it was proved");
+            }
             None => self.note_stranger(&connection, &end),
         }
     }

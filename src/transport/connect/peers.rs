@@ -131,10 +131,10 @@ impl Driver {
         let deadline = peer.wanted.map_or(now, |(_, until)| until);
         let id = u64::from_le_bytes(random().map_err(|error| ("random numbers".into(), error.into()))?);
         let addresses = &peer.address.addresses;
-        let same_machine = addresses.host.boot == own.host.boot;
+        let same_host = (addresses.host.boot, addresses.host.network) == (own.host.boot, own.host.network);
         let target = addresses.tcp.get(peer.next_address).copied();
         let unix = addresses.unix.clone();
-        let lanes = if shm || same_machine { 1 } else { self.config.sockets_per_peer };
+        let lanes = if shm || same_host { 1 } else { self.config.sockets_per_peer };
         peer.state = State::Dialling(Attempt { id, deadline, lanes: vec![None; lanes.into()] });
         for lane in 0..lanes {
             let link = match (shm, target) {
@@ -218,7 +218,7 @@ impl Driver {
         let deadline = now + self.config.timeouts.handshake;
         let own_rank = self.config.rank;
         let Some(peer) = self.peers.get_mut(&rank) else {
-            return Err(Refusal::WrongRank { asked: hello.from, serving: hello.to });
+            return Err(Refusal::UnknownRank { rank: hello.from });
         };
         match &mut peer.state {
             State::Connected => return Err(Refusal::Busy),

@@ -114,13 +114,7 @@ mod conformance {
     }
 
     fn carrier(kind: TransportKind, change: fn(&mut ConnectorConfig)) -> Carrier {
-        let config = StreamConfig::for_kind(kind);
-        Carrier {
-            pair: Box::new(move || pair(change)),
-            eager_limit: config.eager_limit,
-            early_budget: config.early_budget,
-            ready_limit: config.ready_limit,
-        }
+        Carrier::over_streams(StreamConfig::for_kind(kind), move || pair(change))
     }
 
     mod shm {
@@ -266,11 +260,12 @@ fn all_lanes_are_there_or_none() {
     let (_, mut ours) = members[0].lanes();
     let (_, mut theirs) = members[1].lanes();
     assert_eq!((ours.len(), theirs.len()), (4, 4));
-    for lane in 0..4 {
-        write_all(&mut *ours[lane], &members[0].sleeper, &[lane as u8]);
+    for (number, lane) in ours.iter_mut().enumerate() {
+        write_all(&mut **lane, &members[0].sleeper, &[number as u8]);
     }
-    for lane in 0..4 {
-        assert_eq!(read_exactly(&mut *theirs[lane], &members[1].sleeper, 1), [lane as u8], "lanes keep their numbers");
+    for (number, lane) in theirs.iter_mut().enumerate() {
+        let byte = read_exactly(&mut **lane, &members[1].sleeper, 1);
+        assert_eq!(byte, [number as u8], "lanes keep their numbers");
     }
 }
 
@@ -339,7 +334,7 @@ fn who_does_not_belong_is_told_why() {
     let error = refusal(|config| config.generation = Generation(7));
     assert!(error.to_string().contains("generation 7 was asked for; the other side serves generation 1"), "{error}");
     let error = refusal(|config| config.rank = 5);
-    assert!(error.to_string().contains("rank 0 answered"), "{error}");
+    assert!(error.to_string().contains("world has no rank 5"), "{error}");
 }
 
 #[test]

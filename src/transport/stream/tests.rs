@@ -1,3 +1,5 @@
+//! The suite of the contract over streams of every shape, and what only streams can get wrong.
+
 mod accounting;
 mod hostile;
 
@@ -119,12 +121,7 @@ impl Lane for Choppy {
 
 fn carrier(lanes: usize, config: StreamConfig, wrap: fn(InprocLane) -> Box<dyn Lane>) -> Carrier {
     let config = config.sound();
-    Carrier {
-        pair: Box::new(move || pair(lanes, config, wrap)),
-        eager_limit: config.eager_limit,
-        early_budget: config.early_budget,
-        ready_limit: config.ready_limit,
-    }
+    Carrier::over_streams(config, move || pair(lanes, config, wrap))
 }
 
 /// Limits so low that every one of them is met all the time.

@@ -1,3 +1,5 @@
+//! Frames survive the wire, and nothing else is taken for one.
+
 use proptest::prelude::*;
 
 use super::*;

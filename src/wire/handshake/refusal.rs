@@ -30,6 +30,11 @@ pub enum Refusal {
         /// Who the responder is.
         serving: u32,
     },
+    /// The responder knows no such rank as the initiator says to be.
+    UnknownRank {
+        /// The initiator's.
+        rank: u32,
+    },
     /// The responder is connecting or connected to the initiator already: wait for that.
     Busy,
     /// The responder was told not to use this transport.
@@ -50,6 +55,7 @@ impl Refusal {
             Refusal::Busy => (6, 0, 0),
             Refusal::Transport => (7, 0, 0),
             Refusal::Malformed(_) => (8, 0, 0),
+            Refusal::UnknownRank { rank } => (9, rank.into(), 0),
         }
     }
 
@@ -63,6 +69,7 @@ impl Refusal {
             6 => Refusal::Busy,
             7 => Refusal::Transport,
             8 => Refusal::Malformed("the peer could make nothing of it"),
+            9 => Refusal::UnknownRank { rank: first.try_into().ok()? },
             _ => return None,
         })
     }
@@ -82,6 +89,9 @@ impl fmt::Display for Refusal {
             }
             Refusal::WrongRank { asked, serving } => {
                 write!(f, "rank {asked} was asked for; rank {serving} answered")
+            }
+            Refusal::UnknownRank { rank } => {
+                write!(f, "the other side's world has no rank {rank}")
             }
             Refusal::Busy => write!(f, "the peer is already connecting to this rank"),
             Refusal::Transport => write!(f, "the peer was told not to use this transport"),

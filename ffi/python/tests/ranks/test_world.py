@@ -73,10 +73,7 @@ def test_different_calls_are_an_error_on_every_rank(several: None) -> None:
     # The communicator is as good as before.
     assert phalanx.allreduce_(bytearray([1]), Sum)[0] == phalanx.size()
     with pytest.raises(phalanx.MismatchError):
-        if odd:
-            phalanx.barrier()
-        else:
-            phalanx.broadcast_(bytearray(1), 0)
+        phalanx.allreduce_(bytearray(4), phalanx.Max if odd else Sum)
     phalanx.barrier()
 
 

@@ -52,7 +52,8 @@ fn a_sleeping_reader_is_woken() {
         });
         let sleeps = consumer.prepare_sleep();
         let producer = writer.join().unwrap();
-        assert_eq!(sleeps, woken.load(Ordering::Acquire));
+        // A wake-up too many does no harm; one too few is for ever.
+        assert!(!sleeps || woken.load(Ordering::Acquire));
         drop(producer);
     });
 }
@@ -75,7 +76,8 @@ fn a_sleeping_writer_is_woken() {
         });
         let sleeps = producer.prepare_sleep();
         reader.join().unwrap();
-        assert_eq!(sleeps, woken.load(Ordering::Acquire));
+        // A wake-up too many does no harm; one too few is for ever.
+        assert!(!sleeps || woken.load(Ordering::Acquire));
     });
 }
 
@@ -93,7 +95,8 @@ fn a_reader_does_not_sleep_through_the_end() {
         });
         let sleeps = consumer.prepare_sleep();
         writer.join().unwrap();
-        assert_eq!(sleeps, woken.load(Ordering::Acquire));
+        // A wake-up too many does no harm; one too few is for ever.
+        assert!(!sleeps || woken.load(Ordering::Acquire));
         assert!(consumer.is_closed());
     });
 }

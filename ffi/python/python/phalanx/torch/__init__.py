@@ -49,6 +49,14 @@ from phalanx.torch.collectives import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    poll,
+    reducescatter,
+    reducescatter_async,
+    synchronize,
+)
+from phalanx.torch.compression import Compression, Compressor
+from phalanx.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from phalanx.torch.grouped import (
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -57,13 +65,7 @@ from phalanx.torch.collectives import (
     grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
-    poll,
-    reducescatter,
-    reducescatter_async,
-    synchronize,
 )
-from phalanx.torch.compression import Compression, Compressor
-from phalanx.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from phalanx.torch.optimizer import DistributedOptimizer
 from phalanx.world import init, is_initialized, shutdown
 

@@ -9,7 +9,7 @@ matched by their order, which must be the same on every rank. `process_set` is a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,14 +38,6 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
     "poll",
     "reducescatter",
     "reducescatter_async",
@@ -90,12 +82,9 @@ def poll(handle: Handle) -> bool:
     return handle.poll()
 
 
-def _differentiable(*tensors: torch.Tensor) -> bool:
+def is_differentiable(*tensors: torch.Tensor) -> bool:
+    """Whether a gradient will be wanted of what is made from one of the tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _group(handles: list[Handle]) -> Handle:
-    return Handle([native for handle in handles for native in handle._natives], [handle._result for handle in handles])
 
 
 # Allreduce
@@ -195,7 +184,7 @@ class _Allreduce(torch.autograd.Function):
 def _differentiable_allreduce(
     tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float, process_set: Communicator | None
 ) -> torch.Tensor:
-    if not _differentiable(tensor):
+    if not is_differentiable(tensor):
         return _allreduce(tensor, op, prescale, postscale, process_set)
     result: torch.Tensor = _Allreduce.apply(tensor, op, prescale, postscale, process_set)
     return result
@@ -264,7 +253,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Commun
 
     Differentiable: the gradient is averaged over the ranks, and each rank gets that of its rows.
     """
-    if not _differentiable(tensor):
+    if not is_differentiable(tensor):
         return _start_allgather(tensor, process_set, True)[0]
     result: torch.Tensor = _Allgather.apply(tensor, process_set)
     return result
@@ -321,7 +310,7 @@ def broadcast(
 
     Differentiable: the gradient is averaged over the ranks and goes to the root; it is zero elsewhere.
     """
-    if not _differentiable(tensor):
+    if not is_differentiable(tensor):
         memory_of("broadcast", tensor)
         return broadcast_(tensor.detach().clone(), root_rank, name, process_set)
     result: torch.Tensor = _Broadcast.apply(tensor, root_rank, process_set)
@@ -406,7 +395,7 @@ def alltoall(
     back to where its rows came from.
     """
     numbers = _splits_of(splits)
-    if _differentiable(tensor):
+    if is_differentiable(tensor):
         output, received = _Alltoall.apply(tensor, numbers, process_set)
     else:
         output, received, _ = _start_alltoall(tensor, numbers, process_set, True)
@@ -485,130 +474,11 @@ def reducescatter(
     """
     compressed, context = compression.compress(tensor)
     scales = (prescale_factor, postscale_factor)
-    if _differentiable(compressed):
+    if is_differentiable(compressed):
         output = _Reducescatter.apply(compressed, op, *scales, process_set)
     else:
         output = _start_reducescatter(compressed, op, *scales, process_set, True)[0]
     return compression.decompress(output, context)
-
-
-# Lists of tensors
-
-
-def _each(start: Callable[[torch.Tensor], Handle], tensors: Sequence[torch.Tensor]) -> Handle:
-    # All are checked before any is started, so that an error leaves the ranks in step.
-    for tensor in tensors:
-        memory_of("a tensor of the list", tensor)
-    return _group([start(tensor) for tensor in tensors])
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Communicator | None = None,
-) -> Handle:
-    """Starts an `allreduce` of each tensor of a list."""
-    reduction = op_of(average, op)
-    factors = (prescale_factor, postscale_factor)
-    return _each(lambda tensor: allreduce_async(tensor, None, name, reduction, *factors, process_set), tensors)
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Communicator | None = None,
-) -> Handle:
-    """Starts an `allreduce_` of each tensor of a list."""
-    reduction = op_of(average, op)
-    factors = (prescale_factor, postscale_factor)
-    return _each(lambda tensor: allreduce_async_(tensor, None, name, reduction, *factors, process_set), tensors)
-
-
-def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Compressors = Compression.none,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Communicator | None = None,
-) -> list[torch.Tensor]:
-    """The `allreduce` of each tensor of a list. Differentiable."""
-    if _differentiable(*tensors):
-        factors = (prescale_factor, postscale_factor)
-        return [allreduce(tensor, average, name, compression, op, *factors, process_set) for tensor in tensors]
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    handle = grouped_allreduce_async(
-        [tensor for tensor, _ in pairs], average, name, op, prescale_factor, postscale_factor, process_set
-    )
-    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(handle.wait(), pairs, strict=True)]
-
-
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: Communicator | None = None,
-) -> Sequence[torch.Tensor]:
-    """The `allreduce_` of each tensor of a list. Returns the list."""
-    grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set).wait()
-    return tensors
-
-
-def grouped_allgather_async(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Communicator | None = None
-) -> Handle:
-    """Starts an `allgather` of each tensor of a list."""
-    return _each(lambda tensor: allgather_async(tensor, name, process_set), tensors)
-
-
-def grouped_allgather(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Communicator | None = None
-) -> list[torch.Tensor]:
-    """The `allgather` of each tensor of a list. Differentiable."""
-    if _differentiable(*tensors):
-        return [allgather(tensor, name, process_set) for tensor in tensors]
-    result: list[torch.Tensor] = grouped_allgather_async(tensors, name, process_set).wait()
-    return result
-
-
-def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    op: ReduceOp = Average,
-    process_set: Communicator | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle:
-    """Starts a `reducescatter` of each tensor of a list."""
-    factors = (prescale_factor, postscale_factor)
-    return _each(lambda tensor: reducescatter_async(tensor, name, op, process_set, *factors), tensors)
-
-
-def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: Compressors = Compression.none,
-    op: ReduceOp = Average,
-    process_set: Communicator | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:
-    """The `reducescatter` of each tensor of a list. Differentiable."""
-    factors = (prescale_factor, postscale_factor)
-    return [reducescatter(tensor, name, compression, op, process_set, *factors) for tensor in tensors]
 
 
 def barrier(process_set: Communicator | None = None) -> None:

@@ -5,9 +5,11 @@
 //! [`STRANGER_PATIENCE`] to do so, at most [`MAX_STRANGERS`] are kept (the oldest makes room), and no more than one
 //! short frame is read from it.
 
+mod bind;
+mod connection;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,8 +24,12 @@ use super::stream::{Listener, Stream};
 use super::wire_key;
 use crate::membership::{Gathering, Outcome, Tell};
 use crate::types::{Deadline, Error, Generation, Result};
-use crate::wire::handshake::{JobKey, Purpose, Refusal, Responder};
-use crate::wire::rendezvous::{Frames, MAX_JOIN_FRAME, Message, Session};
+use crate::wire::handshake::{JobKey, Responder};
+use crate::wire::rendezvous::{Message, Session};
+
+pub use bind::Bind;
+pub(super) use bind::everywhere;
+use connection::{Connection, Stage};
 
 /// How long a connection may take to prove the key and join. Long enough for a member on a loaded machine.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(10);
@@ -36,18 +42,6 @@ const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long no connection is accepted after the process ran out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// Where a server listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bind {
-    /// At `host:port`; port 0 takes a free one. A host name other than `localhost` means every interface: what a name
-    /// resolves to on its own host is often not what others see.
-    Tcp(String),
-    /// At one of these addresses: the first that can be had.
-    FirstOf(Vec<SocketAddr>),
-    /// At the abstract Unix socket of this name, for processes of this user.
-    Unix(String),
-}
 
 /// What a server is to do.
 pub(super) struct Options {
@@ -85,7 +79,7 @@ impl RendezvousServer {
     }
 
     pub(super) fn start_with(options: Options) -> Result<Self> {
-        let listeners = listen(&options.bind)?;
+        let listeners = bind::listen(&options.bind)?;
         let failed = |error: io::Error| {
             Error::environment(format!("the rendezvous server cannot start: {error}"), "see the limits of this process")
         };
@@ -142,101 +136,6 @@ impl Drop for RendezvousServer {
             let _ = thread.join();
         }
     }
-}
-
-fn listen(bind: &Bind) -> Result<Vec<Listener>> {
-    let failed = |place: &str, error: &io::Error| {
-        let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => {
-                "another process listens there, perhaps of an earlier run; end it or choose another place"
-            }
-            io::ErrorKind::PermissionDenied => "choose a port above 1023",
-            _ => "see that the address belongs to this host",
-        };
-        Error::environment(format!("cannot listen at {place}: {error}"), hint)
-    };
-    match bind {
-        Bind::Unix(name) => Listener::unix(name)
-            .map(|listener| vec![listener])
-            .map_err(|error| failed(&format!("unix:@{name}"), &error)),
-        Bind::FirstOf(addresses) => {
-            let mut last = None;
-            for &address in addresses {
-                match Listener::tcp(address) {
-                    Ok(listener) => return Ok(vec![listener]),
-                    Err(error) => last = Some((address, error)),
-                }
-            }
-            Err(match last {
-                Some((address, error)) => failed(&address.to_string(), &error),
-                None => Error::internal("a server without an address"),
-            })
-        }
-        Bind::Tcp(place) => {
-            let (host, port) = place
-                .rsplit_once(':')
-                .and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse::<u16>().ok()?)))
-                .ok_or_else(|| Error::environment(format!("{place} is not host:port"), "give a host and a port"))?;
-            let literal = host.split('%').next().is_some_and(|ip| ip.parse::<IpAddr>().is_ok());
-            if !literal && host != "localhost" {
-                return listen_everywhere(port).map(|listener| vec![listener]).map_err(|error| failed(place, &error));
-            }
-            let addresses: Vec<_> = place.to_socket_addrs().map_err(|error| failed(place, &error))?.collect();
-            let mut listeners = Vec::new();
-            let mut last = None;
-            for address in addresses {
-                match Listener::tcp(address) {
-                    Ok(listener) => listeners.push(listener),
-                    Err(error) => last = Some(error),
-                }
-                if port == 0 && !listeners.is_empty() {
-                    break;
-                }
-            }
-            match last {
-                _ if !listeners.is_empty() => Ok(listeners),
-                // An address that others reach this host at need not be one of its own.
-                Some(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-                    listen_everywhere(port).map(|listener| vec![listener]).map_err(|error| failed(place, &error))
-                }
-                Some(error) => Err(failed(place, &error)),
-                None => Err(Error::environment(format!("{place} has no address"), "give a host that can be resolved")),
-            }
-        }
-    }
-}
-
-/// On every interface; IPv4 alone where there is no IPv6.
-pub(super) fn everywhere(port: u16) -> [SocketAddr; 2] {
-    [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
-}
-
-fn listen_everywhere(port: u16) -> io::Result<Listener> {
-    let [six, four] = everywhere(port);
-    match Listener::tcp(six) {
-        Err(error) if error.kind() != io::ErrorKind::AddrInUse => Listener::tcp(four),
-        listener => listener,
-    }
-}
-
-/// How far a connection has come.
-enum Stage {
-    /// Both sides prove the key.
-    Handshake(Box<Responder>),
-    /// Its join is read.
-    Join(Frames),
-    /// It is told to wait.
-    Joined,
-    /// It is closed once everything is written.
-    Told,
-}
-
-struct Connection {
-    stream: Stream,
-    stage: Stage,
-    until: Option<Instant>,
-    outgoing: VecDeque<Arc<[u8]>>,
-    written: usize,
 }
 
 struct Server {
@@ -430,82 +329,4 @@ impl Server {
 
 fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
-}
-
-impl Connection {
-    /// Writes what the socket takes.
-    fn write(&mut self) -> Result<(), String> {
-        while let Some(piece) = self.outgoing.front() {
-            match self.stream.write(&piece[self.written..]) {
-                Ok(count) => self.written += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error.to_string()),
-            }
-            if self.written >= piece.len() {
-                self.outgoing.pop_front();
-                self.written = 0;
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads what is there, up to a whole join. The error says why the connection is of no more use.
-    fn read(&mut self, size: usize, joins: &mut Option<Message>) -> Result<(), String> {
-        let mut buffer = [0u8; MAX_JOIN_FRAME + 4];
-        loop {
-            let wanted = match &self.stage {
-                Stage::Handshake(machine) => machine.wanted().min(buffer.len()),
-                Stage::Join(frames) => frames.wanted().map_err(|error| error.to_string())?,
-                Stage::Joined | Stage::Told => 1,
-            };
-            let count = match self.stream.read(&mut buffer[..wanted]) {
-                Ok(0) => return Err("it closed its connection".into()),
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error.to_string()),
-            };
-            let arrived = &buffer[..count];
-            match &mut self.stage {
-                Stage::Handshake(machine) => {
-                    let outcome = machine.handle_input(arrived);
-                    let is_member = match machine.to_decide() {
-                        Some(hello) if hello.purpose == Purpose::Rendezvous => {
-                            machine.accept();
-                            true
-                        }
-                        Some(_) => {
-                            machine.refuse(Refusal::Transport);
-                            false
-                        }
-                        None => false,
-                    };
-                    let output = machine.poll_output();
-                    if !output.is_empty() {
-                        self.outgoing.push_back(output.into());
-                    }
-                    if is_member {
-                        self.stage = Stage::Join(Frames::new(MAX_JOIN_FRAME));
-                    }
-                    // What it is told on failure fits into its socket, or it will not know why.
-                    self.write()?;
-                    outcome.map_err(|error| error.to_string())?;
-                }
-                Stage::Join(frames) => {
-                    frames.push(arrived);
-                    if let Some(frame) = frames.next_frame().map_err(|error| error.to_string())? {
-                        let message = Message::decode(&frame, size).map_err(|error| error.to_string())?;
-                        if !matches!(message, Message::Join(_)) {
-                            return Err("it sent something else than a join".into());
-                        }
-                        *joins = Some(message);
-                        return Ok(());
-                    }
-                }
-                Stage::Joined => return Err("it sent something after its join".into()),
-                Stage::Told => {}
-            }
-        }
-    }
 }

@@ -1,0 +1,48 @@
+#!/bin/bash
+# Several hosts on one machine: network namespaces on a bridge, each with a shaped link of its own.
+#
+#   tests/hosts.sh up N [RATE]    hosts phx1 .. phxN at 10.78.0.1 .., each link limited to RATE (1gbit) both ways
+#   tests/hosts.sh cut I          pulls the cable of host I
+#   tests/hosts.sh heal I         plugs it in again
+#   tests/hosts.sh down           takes everything away
+#
+# Needs root and iproute2. Run something on a host with: ip netns exec phx1 COMMAND
+set -euo pipefail
+bridge=phxbridge
+
+down() {
+    local name
+    for name in $(ip netns list | awk '/^phx[0-9]+/ {print $1}'); do
+        # A namespace lives on, with its cable, as long as a process is in it.
+        ip netns pids "$name" | xargs -r kill -KILL
+        ip link delete "phxport${name#phx}" 2>/dev/null || true
+        ip netns delete "$name"
+    done
+    ip link delete "$bridge" 2>/dev/null || true
+}
+
+up() { # count, rate
+    down
+    ip link add "$bridge" type bridge
+    ip link set "$bridge" up
+    local host
+    for host in $(seq 1 "$1"); do
+        ip netns add "phx$host"
+        ip link add "phxport$host" type veth peer name eth0 netns "phx$host"
+        ip link set "phxport$host" master "$bridge" up
+        ip -netns "phx$host" address add "10.78.0.$host/24" dev eth0
+        ip -netns "phx$host" link set eth0 up
+        ip -netns "phx$host" link set lo up
+        # Both directions: what the host sends, and what the switch sends to it.
+        ip netns exec "phx$host" tc qdisc add dev eth0 root tbf rate "$2" burst 256kb latency 50ms
+        tc qdisc add dev "phxport$host" root tbf rate "$2" burst 256kb latency 50ms
+    done
+}
+
+case ${1:-} in
+    up) up "${2:?how many hosts?}" "${3:-1gbit}" ;;
+    cut) ip link set "phxport${2:?which host?}" down ;;
+    heal) ip link set "phxport${2:?which host?}" up ;;
+    down) down ;;
+    *) sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//'; exit 2 ;;
+esac
