@@ -72,7 +72,7 @@ mod tests {
 
     /// All of them, but for an interpreter, which takes its time.
     fn halves() -> impl Iterator<Item = u16> {
-        (0..=u16::MAX).step_by(if cfg!(miri) { 61 } else { 1 })
+        (0..=u16::MAX).step_by(if cfg!(miri) { 509 } else { 1 })
     }
 
     #[test]
@@ -102,11 +102,11 @@ mod tests {
         for upper in halves().map(u32::from) {
             for &lower in &lower {
                 let single = f32::from_bits(upper << 16 | lower & 0xffff);
-                let context = format!("{:#010x}", single.to_bits());
-                assert_eq!(f32_to_f16(single), f16::from_f32(single).to_bits(), "f16 of {context}");
-                assert_eq!(f32_to_bf16(single), bf16::from_f32(single).to_bits(), "bf16 of {context}");
+                let bits = single.to_bits();
+                assert_eq!(f32_to_f16(single), f16::from_f32(single).to_bits(), "f16 of {bits:#010x}");
+                assert_eq!(f32_to_bf16(single), bf16::from_f32(single).to_bits(), "bf16 of {bits:#010x}");
                 if !single.is_nan() {
-                    assert_eq!(settle_to_bf16(single), f32_to_bf16(single), "bf16 of {context}");
+                    assert_eq!(settle_to_bf16(single), f32_to_bf16(single), "bf16 of {bits:#010x}");
                 }
             }
         }

@@ -142,9 +142,10 @@ proptest! {
         let expected = reference::reduce(dtype, op, &slices, finish);
         for level in Level::all() {
             let mut target = Guarded::new(&sources[1], 1);
-            let pointers = [sources[0].as_ptr(), target.pointer(), sources[2].as_ptr()];
+            let to = target.pointer();
+            let pointers = [sources[0].as_ptr(), to, sources[2].as_ptr()];
             // SAFETY: all hold as many elements as there are bits.
-            unsafe { reduce_by(level, &op.into(), dtype, target.pointer(), &pointers, bits.len(), finish) };
+            unsafe { reduce_by(level, &op.into(), dtype, to, &pointers, bits.len(), finish) };
             assert_same(dtype, target.content(), &expected, &format!("{level:?} {dtype} {op} {finish:?}"));
         }
     }
