@@ -36,6 +36,12 @@ pub fn enter_first(names: &[String]) -> Result<Option<IpAddr>> {
     let Some((first, others)) = names.split_first() else {
         return Ok(None);
     };
+    for name in names {
+        std::fs::metadata(format!("{FOLDER}/{name}")).map_err(|error| {
+            let what = format!("--hosts: network namespace {name} cannot be found: {error}");
+            Error::environment(what, "`ip netns list` shows those there are; `ip netns add` makes one")
+        })?;
+    }
     let candidates = addresses(first)?;
     let reaches = |name: &String, address: &IpAddr| ip(&["-n", name, "route", "get", &address.to_string()]).is_ok();
     let address = candidates.into_iter().find(|address| others.iter().all(|name| reaches(name, address)));
