@@ -36,7 +36,12 @@ pub fn on_hosts<R: Send>(kind: TransportKind, hosts: &[usize], body: impl Fn(Com
             .into_iter()
             .map(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect();
-        outcomes.into_iter().map(|(result, _comm)| result).collect()
+        // All close at once, as processes do: each takes what the others still have for it.
+        let close = |(result, comm): (R, Communicator)| {
+            scope.spawn(move || drop(comm));
+            result
+        };
+        outcomes.into_iter().map(close).collect()
     })
 }
 
