@@ -30,7 +30,7 @@ pub(super) struct World {
 }
 
 /// How long a rank that is done may take to hand its last messages over.
-const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+const CLOSE_LIMIT: Duration = Duration::from_secs(3);
 
 impl World {
     pub fn new(engine: Engine, connector: Option<Box<dyn Any + Send>>) -> Self {
