@@ -38,7 +38,7 @@ pub fn notices_arrive_in_order(carrier: &Carrier) {
 /// Clause 10: a notice does not wait for the long message that is being sent, nor for the messages behind it.
 pub fn notices_overtake_data(carrier: &Carrier) {
     let mut pair = (carrier.pair)();
-    let bytes = 8 << 20;
+    let bytes = 24 << 20;
     let token = pair.b.recv(tag(1), Memory::new(bytes, 0));
     pair.a.send(tag(1), Memory::filled(bytes, 0, 1));
     // Far enough that bytes flow, and the carrier is full.
@@ -60,7 +60,7 @@ pub fn notices_overtake_data(carrier: &Carrier) {
 /// Clause 1, and what it is for: a short message does not wait until a long one is through.
 pub fn short_messages_overtake_long_ones(carrier: &Carrier) {
     let mut pair = (carrier.pair)();
-    let bytes = 8 << 20;
+    let bytes = 24 << 20;
     let long = pair.b.recv(tag(1), Memory::new(bytes, 0));
     pair.a.send(tag(1), Memory::filled(bytes, 0, 1));
     for _ in 0..3 {
@@ -76,7 +76,7 @@ pub fn short_messages_overtake_long_ones(carrier: &Carrier) {
 /// The same among long ones: they take turns, so that the shorter is through first.
 pub fn long_messages_take_turns(carrier: &Carrier) {
     let mut pair = (carrier.pair)();
-    let (longer, shorter) = (8 << 20, 8 * carrier.eager_limit);
+    let (longer, shorter) = (24 << 20, 8 * carrier.eager_limit);
     let first = pair.b.recv(tag(1), Memory::new(longer, 0));
     let second = pair.b.recv(tag(2), Memory::new(shorter, 0));
     pair.a.send(tag(1), Memory::filled(longer, 0, 1));
