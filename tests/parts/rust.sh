@@ -1,4 +1,6 @@
 # The Rust tests: unit, documentation and integration tests of the root package.
+# The launchers and hosts that some tests start; where they cannot be had, those tests say so.
+packages openmpi-bin mpich iproute2 || echo "$reason"
 step 'rust: build' cargo test --locked --no-run
 step 'rust: library' cargo test --locked --lib
 step 'rust: documentation' cargo test --locked --doc
