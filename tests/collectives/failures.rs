@@ -124,10 +124,11 @@ fn a_rank_that_said_goodbye_has_not_failed_but_cannot_take_part() {
 #[test]
 fn a_group_without_the_lost_rank_goes_on() {
     for kind in TRANSPORTS {
-        let gone = Barrier::new(4);
+        let (met, gone) = (Barrier::new(4), Barrier::new(4));
         on_world(kind, 4, |comm| {
             let half = comm.split(Some(comm.rank() as u64 / 2), 0).expect("a split").expect("a colour");
             comm.barrier().expect("all are there");
+            met.wait();
             if comm.rank() == 3 {
                 testing::vanish(&comm);
                 gone.wait();
