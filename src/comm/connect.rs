@@ -61,7 +61,8 @@ pub(crate) fn member(
     // The slot was made here and is empty.
     let _ = slot.set(connector);
     let world = Arc::new(World::new(engine, Some(Box::new(slot))));
-    Communicator::new(world, CommunicatorId::WORLD, (0..size).collect(), rank, view, model, settings)
+    let id = CommunicatorId::world(view.generation);
+    Communicator::new(world, id, (0..size).collect(), rank, view, model, settings)
 }
 
 /// The communicator of all ranks, as this process's environment describes it: what `phalanx run`, `mpirun`, `mpiexec`,
