@@ -146,7 +146,7 @@ impl Dial for Nobody {
 }
 
 /// Passes the engine's wishes on to the connector, as long as there is one.
-struct Dialler(Weak<OnceLock<Connector>>);
+pub(super) struct Dialler(pub Weak<OnceLock<Connector>>);
 
 impl Dial for Dialler {
     fn dial(&mut self, peer: usize) {

@@ -17,6 +17,7 @@ mod plans;
 mod point_to_point;
 mod scope;
 mod threads;
+mod views;
 mod world;
 
 pub use call::Call;
@@ -28,4 +29,5 @@ pub use pending::Pending;
 pub use scope::{Scope, ScopedHandle};
 pub use threads::thread_world;
 pub(crate) use threads::thread_world_on;
+pub(crate) use views::{Members, Views};
 pub use world::Statistics;
