@@ -10,6 +10,7 @@
 
 mod client;
 mod config;
+pub(crate) mod control;
 mod environment;
 mod file;
 mod join;

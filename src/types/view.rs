@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-/// The number of a membership view. Every connection and every message belongs to one generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// The number of a membership view. Every connection and every message belongs to one generation. Zero is before the
+/// first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(pub u64);
 
 impl Generation {

@@ -388,8 +388,8 @@ impl Driver {
                             connection.lane = lane;
                             Stage::Up
                         }
-                        // `decide` lets nobody in who wants the rendezvous.
-                        Purpose::Shm | Purpose::Rendezvous => Stage::AwaitsOffer,
+                        // `decide` lets nobody in who wants the rendezvous or the registry.
+                        Purpose::Shm | Purpose::Rendezvous | Purpose::Registry => Stage::AwaitsOffer,
                     });
                 }
                 Err(refusal) => {

@@ -212,7 +212,7 @@ impl Driver {
         };
         let socket = match purpose {
             Purpose::Shm => unix::connect(unix.ok_or_else(nothing)?)?,
-            Purpose::Tcp { .. } | Purpose::Rendezvous => {
+            Purpose::Tcp { .. } | Purpose::Rendezvous | Purpose::Registry => {
                 let target = target.ok_or_else(nothing)?;
                 // From the chosen interface, like what is accepted.
                 let own = self.listeners.addresses().tcp.first().copied();
