@@ -89,6 +89,11 @@ impl Views {
         self.world.vanish();
     }
 
+    /// Operations submitted so far.
+    pub fn operations(&self) -> u64 {
+        self.world.statistics().operations
+    }
+
     /// Messages of views that were over, dropped so far.
     pub fn stale(&self) -> u64 {
         self.world.engine.stale()

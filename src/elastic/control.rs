@@ -14,8 +14,6 @@ pub(super) enum Command {
     Boundary { generation: Generation },
     /// This member is done, or goes as it was asked to.
     Leave { why: Arc<str> },
-    /// The thread is to end, once what was said before is written.
-    Close,
 }
 
 /// The queue of requests.

@@ -1,10 +1,12 @@
 //! What this member knows of the step under way, and of the view it runs in: one lock, shared by the training thread and
 //! the thread that talks to the registry.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::comm::Communicator;
+use crate::membership::member::Outcome;
 use crate::types::{Deadline, Error, Generation, Result};
 
 /// A view that was installed.
@@ -15,12 +17,6 @@ pub(super) struct Installed {
     pub slots: Arc<[usize]>,
     /// The communicator of all of them.
     pub communicator: Communicator,
-    /// How many steps counted when it began.
-    pub counted: u64,
-    /// Whether every member of it was between the same two steps when it began.
-    pub fresh: bool,
-    /// Whether those who were in a step when it began give that up, instead of running it again.
-    pub abandoned: bool,
     /// The latest generation with which members came.
     pub joined: Generation,
     /// Why it began.
@@ -36,6 +32,8 @@ pub struct ViewRecord {
     pub slots: Arc<[usize]>,
     /// Why it began.
     pub cause: Arc<str>,
+    /// How many steps counted when it began.
+    pub counted: u64,
     /// How long this member was held up by the change: from the word to stop until the view was there.
     pub held_up: Duration,
 }
@@ -80,6 +78,8 @@ pub(super) struct Ledger {
     pub history: Vec<ViewRecord>,
     /// When this member was told to stop in the present view.
     pub suspended_since: Option<Instant>,
+    /// A step was given up by all, and the caller does not know yet.
+    pub given_up: bool,
     /// Why this member is out, for good.
     pub stop: Option<Error>,
 }
@@ -123,33 +123,40 @@ impl Ledger {
         }
     }
 
-    /// A view begins, and with it comes the verdict on the step that was under way.
+    /// A view begins, and with it comes the verdict on the step that was under way. `has_joined` says whether members
+    /// came with it.
     ///
-    /// The samples of the next step are shared by those who computed the last one that counted, as all of these know it
-    /// by the results they hold, even if some hear of a newer view earlier than others. Only a view that finds every
-    /// member between the same two steps sets them anew.
-    pub fn install(&mut self, view: Installed, now: Instant) {
+    /// The samples of the next step are shared by those who computed the last one that counted: all of these know it by
+    /// the results they hold, even if some hear of a newer view earlier than others. Only where members join, which finds
+    /// everybody between the same two steps, are they shared anew.
+    pub fn install(&mut self, view: Installed, outcome: Outcome, counted: u64, has_joined: bool, now: Instant) {
         let held_up = self.suspended_since.take().map_or(Duration::ZERO, |since| now.duration_since(since));
         self.history.push(ViewRecord {
             generation: view.generation,
             slots: view.slots.clone(),
             cause: view.cause.clone(),
+            counted,
             held_up,
         });
-        if self.view.is_none() {
-            self.counted = view.counted;
-        } else if view.counted > self.counted {
-            self.count();
+        match outcome {
+            Outcome::Joined => self.counted = counted,
+            Outcome::Counted => self.count(),
+            Outcome::GivenUp => self.given_up = true,
+            Outcome::Boundary | Outcome::Again => {}
         }
         // The results of an attempt that does not count must not be taken for the next one's.
         self.held = None;
-        if view.fresh || self.view.is_none() {
+        if has_joined {
             self.basis = view.slots.clone();
         }
+        let joined = match (has_joined, &self.view) {
+            (false, Some(before)) => before.joined,
+            _ => view.generation,
+        };
         self.suspended = false;
         self.at_boundary = false;
         self.wanted = self.leaving;
-        self.view = Some(view);
+        self.view = Some(Installed { joined, ..view });
     }
 }
 
@@ -158,6 +165,7 @@ impl Ledger {
 pub(super) struct Shared {
     ledger: Mutex<Ledger>,
     changed: Condvar,
+    generation: AtomicU64,
 }
 
 impl Shared {
@@ -166,8 +174,16 @@ impl Shared {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The generation in which operations run.
+    /// Takes no lock.
+    pub fn generation(&self) -> Generation {
+        Generation(self.generation.load(Ordering::Acquire))
+    }
+
     /// Tells those who wait that the ledger has changed.
     pub fn notify(&self) {
+        let generation = self.lock().view.as_ref().map_or(0, |view| view.generation.0);
+        self.generation.store(generation, Ordering::Release);
         self.changed.notify_all();
     }
 

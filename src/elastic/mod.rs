@@ -14,6 +14,7 @@ mod client;
 mod control;
 mod ledger;
 mod sampler;
+mod service;
 mod state;
 mod step;
 
@@ -28,7 +29,8 @@ use crate::types::{Error, Generation, Result};
 pub use self::ledger::ViewRecord;
 pub use self::sampler::ElasticSampler;
 pub use self::state::State;
-pub use self::step::{Step, StepOutcome};
+pub use self::service::{OnEvent, RegistryService};
+pub use self::step::{RawStep, Step, StepOutcome};
 
 /// What is kept of a step until it counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -41,7 +41,7 @@ impl Elastic {
         loop {
             let mut received = None;
             let mut reached = Generation(0);
-            let outcome = self.run_step(&mut |view| {
+            let outcome = self.run_step(None, &mut |view| {
                 received = self.transfer(view, state)?;
                 reached = view.joined;
                 Ok(())
@@ -96,7 +96,7 @@ impl Elastic {
         if is_holder {
             let me = holders.iter().position(|&rank| rank == comm.rank()).unwrap_or(0);
             let saved = Arc::new(saved);
-            for (number, (start, bytes)) in chunks.enumerate().filter(|(number, _)| number % holders.len() == me) {
+            for (start, bytes) in chunks.enumerate().filter(|(number, _)| number % holders.len() == me).map(|(_, chunk)| chunk) {
                 for &to in &lacking {
                     let to = (to, TAG);
                     let keep = Box::new(saved.clone());

@@ -30,17 +30,142 @@ pub struct StepOutcome {
     pub left: bool,
 }
 
+/// A step under construction, untyped, for bindings: see [`Elastic::step`] for the safe one.
+#[derive(Default)]
+pub struct RawStep {
+    kept: Vec<Kept>,
+    /// The view in which the collectives so far were started.
+    view: Option<Installed>,
+}
+
+// SAFETY: the pointers are to memory that its owners promised to leave alone, whatever thread the step is on.
+unsafe impl Send for RawStep {}
+
+impl RawStep {
+    /// Starts an allreduce of `data`, in place, as [`Step::allreduce`] does. `call` is the out-of-place one.
+    ///
+    /// # Errors
+    ///
+    /// When the arguments cannot be used. What goes wrong on the way is the step's outcome.
+    ///
+    /// # Safety
+    ///
+    /// `data` must be valid for reads and writes of `bytes` bytes, which are what `call` needs, and be nobody else's,
+    /// until the step has been finished or dropped.
+    pub unsafe fn allreduce(&mut self, elastic: &Elastic, call: Call, data: *mut u8, bytes: usize) -> Result<()> {
+        match elastic.keep() {
+            Keep::Nothing => self.add(elastic, Kept::new(call.in_place(true), std::ptr::null(), data)),
+            Keep::Inputs => {
+                let mut staged = elastic.stage(bytes);
+                let output = staged.as_mut_ptr().cast();
+                let kept = Kept::new(call, data, output);
+                self.add(elastic, Kept { staged: Some((staged, data, bytes)), ..kept })
+            }
+        }
+    }
+
+    /// Starts an allreduce from `input` to `output`, as [`Step::allreduce_into`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`allreduce`](Self::allreduce).
+    ///
+    /// # Safety
+    ///
+    /// Both must be valid for what `call` needs, the output nobody else's, until the step has been finished or dropped.
+    pub unsafe fn allreduce_into(
+        &mut self,
+        elastic: &Elastic,
+        call: Call,
+        input: *const u8,
+        output: *mut u8,
+    ) -> Result<()> {
+        self.add(elastic, Kept::new(call, input, output))
+    }
+
+    /// Waits for the collectives, agrees with the others that they count, and delivers the results.
+    ///
+    /// # Errors
+    ///
+    /// As [`Elastic::step`].
+    pub fn finish(&mut self, elastic: &Elastic) -> Result<StepOutcome> {
+        if self.kept.is_empty() {
+            elastic.expect_no_change()?;
+        }
+        let outcome = elastic.run_step(self.view.clone(), &mut |view| self.run(elastic, view))?;
+        for kept in self.kept.drain(..) {
+            if let Some((staged, target, bytes)) = kept.staged {
+                // SAFETY: the target is the caller's, for as many bytes; the staged memory is apart from it.
+                unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr().cast::<u8>(), target, bytes) };
+                elastic.unstage(staged);
+            }
+        }
+        self.view = None;
+        Ok(outcome)
+    }
+
+    fn add(&mut self, elastic: &Elastic, kept: Kept) -> Result<()> {
+        if self.kept.is_empty() {
+            elastic.expect_no_change()?;
+            // A view that is over, or has not come, is found when the step is finished.
+            self.view = elastic.current_view()?;
+        }
+        self.kept.push(kept);
+        match (&self.view, self.kept.last_mut()) {
+            (Some(view), Some(last)) => last.start(view),
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs everything in `view`, as far as it has not been started there, and waits for it.
+    fn run(&mut self, elastic: &Elastic, view: &Installed) -> Result<()> {
+        let is_begun = self.view.as_ref().is_some_and(|begun| begun.generation == view.generation);
+        if !is_begun {
+            self.quiesce("the view has changed");
+            self.view = Some(view.clone());
+            self.kept.iter_mut().try_for_each(|kept| kept.start(view))?;
+        }
+        self.kept.iter().filter_map(|kept| kept.handle.as_ref()).try_for_each(|handle| elastic.wait(handle))
+    }
+
+    /// Sees to it that no operation touches the buffers any more.
+    fn quiesce(&mut self, why: &str) {
+        for handle in self.kept.iter_mut().filter_map(|kept| kept.handle.take()) {
+            handle.give_up(why);
+            // Given up: the outcome is there.
+            let _ = handle.wait();
+        }
+    }
+}
+
+impl Drop for RawStep {
+    fn drop(&mut self) {
+        self.quiesce("the step was given up");
+    }
+}
+
 /// A collective of the step, and what it needs to be run again.
 struct Kept {
     call: Call,
     input: *const u8,
-    /// Where the result goes when the step counts; null if the call writes there itself.
-    target: *mut u8,
     /// Where the call writes.
     output: *mut u8,
-    bytes: usize,
-    staged: Option<Vec<u128>>,
+    /// The memory behind `output` if it is not the caller's, where the result goes when the step counts, and its bytes.
+    staged: Option<(Vec<u128>, *mut u8, usize)>,
     handle: Option<Handle>,
+}
+
+impl Kept {
+    fn new(call: Call, input: *const u8, output: *mut u8) -> Self {
+        Self { call, input, output, staged: None, handle: None }
+    }
+
+    fn start(&mut self, view: &Installed) -> Result<()> {
+        // SAFETY: whoever made the step promised the memory until the step ends, which waits for the handle or gives
+        // it up; staged memory is this value's own. An earlier handle has ended.
+        self.handle = Some(unsafe { view.communicator.submit(&self.call, self.input, self.output, None)? });
+        Ok(())
+    }
 }
 
 /// Within [`Elastic::step`]: starts collectives. They run while the program computes on.
@@ -48,10 +173,9 @@ struct Kept {
 /// Buffers stay borrowed until the step has ended.
 pub struct Step<'a, 'env> {
     elastic: &'a Elastic,
-    kept: Vec<Kept>,
-    /// The view in which the collectives so far were started.
-    view: Option<Installed>,
-    buffers: PhantomData<&'env mut ()>,
+    raw: RawStep,
+    /// Invariant, so that no borrow can be shortened.
+    buffers: PhantomData<&'env mut &'env ()>,
 }
 
 impl<'env> Step<'_, 'env> {
@@ -63,10 +187,10 @@ impl<'env> Step<'_, 'env> {
     ///
     /// When the arguments cannot be used. What goes wrong on the way is the step's outcome.
     pub fn allreduce<T: Element>(&mut self, data: &'env mut [T], reduction: impl Into<Reduction>) -> Result<()> {
-        let (bytes, pointer) = (size_of_val(data), data.as_mut_ptr().cast::<u8>());
         let call = Call::allreduce(T::DATA_TYPE, data.len(), reduction);
+        let bytes = size_of_val(data);
         // SAFETY: `data` is borrowed for 'env, which outlives the step.
-        unsafe { self.allreduce_raw(call, pointer, bytes) }
+        unsafe { self.raw.allreduce(self.elastic, call, data.as_mut_ptr().cast(), bytes) }
     }
 
     /// Starts an allreduce from `input` to `output`. `output` may be written before the step counts, `input` is what
@@ -82,116 +206,12 @@ impl<'env> Step<'_, 'env> {
         reduction: impl Into<Reduction>,
     ) -> Result<()> {
         if input.len() != output.len() {
-            return Err(Error::invalid(format_args!(
-                "allreduce_into: {} elements given, room for {} expected",
-                input.len(),
-                output.len()
-            )));
+            let (given, room) = (input.len(), output.len());
+            return Err(Error::invalid(format_args!("allreduce_into: {given} elements given, room for {room}")));
         }
         let call = Call::allreduce(T::DATA_TYPE, input.len(), reduction);
         // SAFETY: both are borrowed for 'env, which outlives the step.
-        unsafe {
-            self.add(call, input.as_ptr().cast(), std::ptr::null_mut(), output.as_mut_ptr().cast(), size_of_val(input), None)
-        }
-    }
-
-    /// As [`allreduce`](Self::allreduce), on raw memory of `bytes` bytes.
-    ///
-    /// # Safety
-    ///
-    /// The memory must be valid for reads and writes, and nobody else's, until the step has ended.
-    pub(crate) unsafe fn allreduce_raw(&mut self, call: Call, data: *mut u8, bytes: usize) -> Result<()> {
-        match self.elastic.keep() {
-            // SAFETY: the caller's promise.
-            Keep::Nothing => unsafe { self.add(call.in_place(true), std::ptr::null(), std::ptr::null_mut(), data, bytes, None) },
-            Keep::Inputs => {
-                let mut staged = self.elastic.stage(bytes);
-                let output = staged.as_mut_ptr().cast();
-                // SAFETY: the caller's promise; the staged memory is held until the handle is done with it.
-                unsafe { self.add(call, data, data, output, bytes, Some(staged)) }
-            }
-        }
-    }
-
-    /// # Safety
-    ///
-    /// `input` and `output` must be valid for the call, and nobody else's, until the step has ended.
-    unsafe fn add(
-        &mut self,
-        call: Call,
-        input: *const u8,
-        target: *mut u8,
-        output: *mut u8,
-        bytes: usize,
-        staged: Option<Vec<u128>>,
-    ) -> Result<()> {
-        self.kept.push(Kept { call, input, target, output, bytes, staged, handle: None });
-        // A view that is over, or has not come, is found at the end of the step.
-        if self.view.is_none() {
-            self.view = self.elastic.current_view()?;
-        }
-        let Some(view) = self.view.clone() else { return Ok(()) };
-        match self.kept.last_mut() {
-            // SAFETY: the caller's promise.
-            Some(last) => unsafe { last.start(&view) },
-            None => Ok(()),
-        }
-    }
-
-    /// Runs everything in `view`, as far as it has not been started there, and waits for it.
-    fn run(&mut self, view: &Installed) -> Result<()> {
-        let is_begun = self.view.as_ref().is_some_and(|begun| begun.generation == view.generation);
-        if !is_begun {
-            self.quiesce("the view has changed");
-            self.view = Some(view.clone());
-            for kept in &mut self.kept {
-                // SAFETY: the promise of whoever added it; what was started before has ended.
-                unsafe { kept.start(view)? };
-            }
-        }
-        for at in 0..self.kept.len() {
-            let handle = self.kept[at].handle.take();
-            let outcome = handle.as_ref().map_or(Ok(()), |handle| self.elastic.wait(handle));
-            self.kept[at].handle = handle;
-            outcome?;
-        }
-        Ok(())
-    }
-
-    /// Sees to it that no operation touches the buffers any more.
-    fn quiesce(&mut self, why: &str) {
-        for handle in self.kept.iter_mut().filter_map(|kept| kept.handle.take()) {
-            handle.give_up(why);
-            let _ = handle.wait();
-        }
-    }
-
-    /// The results become the caller's.
-    fn deliver(&mut self) {
-        for kept in self.kept.drain(..) {
-            if let Some(staged) = kept.staged {
-                // SAFETY: the target is the caller's, for as many bytes; the staged memory is apart from it.
-                unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr().cast::<u8>(), kept.target, kept.bytes) };
-                self.elastic.unstage(staged);
-            }
-        }
-    }
-}
-
-impl Kept {
-    /// # Safety
-    ///
-    /// The memory must be valid for the call, and nobody else's, until the handle has ended.
-    unsafe fn start(&mut self, view: &Installed) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.handle = Some(unsafe { view.communicator.submit(&self.call, self.input, self.output, None)? });
-        Ok(())
-    }
-}
-
-impl Drop for Step<'_, '_> {
-    fn drop(&mut self) {
-        self.quiesce("the step ended");
+        unsafe { self.raw.allreduce_into(self.elastic, call, input.as_ptr().cast(), output.as_mut_ptr().cast()) }
     }
 }
 
@@ -208,18 +228,20 @@ impl Elastic {
     /// any rank, and the buffers are spoilt. Errors of the calls themselves, such as a mismatch. When this member is out,
     /// or the job has ended: why.
     pub fn step<'env>(&self, body: impl FnOnce(&mut Step<'_, 'env>) -> Result<()>) -> Result<StepOutcome> {
-        self.expect_no_change()?;
-        let mut step = Step { elastic: self, kept: Vec::new(), view: None, buffers: PhantomData };
+        let mut step = Step { elastic: self, raw: RawStep::default(), buffers: PhantomData };
         body(&mut step)?;
-        let outcome = self.run_step(&mut |view| step.run(view))?;
-        step.deliver();
-        Ok(outcome)
+        step.raw.finish(self)
     }
 
-    /// Runs `attempt` in one view after the other until it counts.
-    pub(super) fn run_step(&self, attempt: &mut dyn FnMut(&Installed) -> Result<()>) -> Result<StepOutcome> {
+    /// Runs `attempt` in one view after the other until it counts; first in `begun`, the view in which something of it
+    /// has been started already.
+    pub(super) fn run_step(
+        &self,
+        begun: Option<Installed>,
+        attempt: &mut dyn FnMut(&Installed) -> Result<()>,
+    ) -> Result<StepOutcome> {
         let number = self.shared.lock().counted + 1;
-        let mut view = self.wait_for_view(Generation(0))?;
+        let mut view = begun.map_or_else(|| self.wait_for_view(Generation(0)), Ok)?;
         let first = view.generation;
         loop {
             match attempt(&view).and_then(|()| self.commit(&view, number)) {
@@ -238,7 +260,8 @@ impl Elastic {
             if self.shared.lock().counted >= number {
                 return Ok(self.outcome(first, &view, number));
             }
-            if self.keep() == Keep::Nothing || view.abandoned {
+            let given_up = std::mem::take(&mut self.shared.lock().given_up);
+            if self.keep() == Keep::Nothing || given_up {
                 self.see(view.generation);
                 return Err(Error::ViewChanged { generation: view.generation, cause: view.cause.clone() });
             }

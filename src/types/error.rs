@@ -67,6 +67,13 @@ pub enum Error {
         /// Why it ended.
         cause: Arc<str>,
     },
+    /// The others went on without this rank. What it does has no effect on them.
+    Evicted {
+        /// The view that they were in when it was told.
+        generation: Generation,
+        /// Why it is out.
+        reason: Arc<str>,
+    },
     /// Ranks that should have the same state have not.
     StateDiffers {
         /// Two of them.
@@ -113,7 +120,9 @@ impl Error {
             Self::InvalidArgument { .. } | Self::Mismatch { .. } | Self::Closed { .. } | Self::StateDiffers { .. } => {
                 Fault::Caller
             }
-            Self::PeerFailed { .. } | Self::Timeout { .. } | Self::ViewChanged { .. } => Fault::Peer,
+            Self::PeerFailed { .. } | Self::Timeout { .. } | Self::ViewChanged { .. } | Self::Evicted { .. } => {
+                Fault::Peer
+            }
             Self::Environment { .. } => Fault::Environment,
             Self::Internal { .. } => Fault::Bug,
         }
@@ -136,6 +145,7 @@ impl Error {
                 "look at what the ranks waited for are doing; PHALANX_TIMEOUT (while ranks meet: PHALANX_START_TIMEOUT) sets the limit"
             }
             Self::ViewChanged { .. } => "restore the state of the last commit, and go on in the new view",
+            Self::Evicted { .. } => "exit, or join again as a newcomer; the others have the state",
             Self::StateDiffers { .. } => {
                 "keep in the state only what every rank computes alike, and start all ranks from the same checkpoint"
             }
@@ -178,6 +188,9 @@ impl fmt::Display for Error {
                 if detail.is_empty() { Ok(()) } else { write!(f, " ({detail})") }
             }
             Self::ViewChanged { generation, cause } => write!(f, "the view ended ({cause}; {generation})"),
+            Self::Evicted { generation, reason } => {
+                write!(f, "the others went on without this rank ({reason}; they are at {generation})")
+            }
             Self::StateDiffers { ranks: [one, other] } => {
                 write!(f, "the states of rank {one} and rank {other} differ, though they should be equal")
             }

@@ -107,7 +107,7 @@ fn report(error: &Error) -> PhxStatus {
         Error::Mismatch { .. } => PhxStatus::PHX_ERROR_MISMATCH,
         Error::PeerFailed { .. } => PhxStatus::PHX_ERROR_PEER,
         Error::Timeout { .. } => PhxStatus::PHX_ERROR_TIMEOUT,
-        Error::ViewChanged { .. } => PhxStatus::PHX_ERROR_PEER,
+        Error::ViewChanged { .. } | Error::Evicted { .. } => PhxStatus::PHX_ERROR_PEER,
         Error::StateDiffers { .. } => PhxStatus::PHX_ERROR_ARGUMENT,
         Error::Closed { .. } => PhxStatus::PHX_ERROR_CLOSED,
         Error::Environment { .. } => PhxStatus::PHX_ERROR_ENVIRONMENT,
