@@ -136,13 +136,7 @@ pub(super) fn meet(place: &Place, newcomer: &Newcomer, deadline: Deadline) -> Re
 }
 
 /// Proves the key to the server, after the server has proved it.
-fn authenticate(
-    place: &Place,
-    wire: &mut Wire,
-    key: &JobKey,
-    from: u32,
-    purpose: Purpose,
-) -> Result<(), Failure> {
+fn authenticate(place: &Place, wire: &mut Wire, key: &JobKey, from: u32, purpose: Purpose) -> Result<(), Failure> {
     let hello = Hello {
         job: key.job(),
         generation: handshake_identity(key).generation,
@@ -178,6 +172,9 @@ fn authenticate(
     }
 }
 
+/// Stands for whoever has no rank yet. The server is another.
+const NO_RANK: u32 = u32::MAX - 1;
+
 fn place_name(purpose: Purpose) -> &'static str {
     if purpose == Purpose::Registry { "registry" } else { "rendezvous" }
 }
@@ -192,7 +189,7 @@ pub(super) fn reach_registry(
     let stream = dial(place, deadline)?;
     let mut wire = Wire { stream, deadline };
     let key = receive_key(place, &mut wire, key, "this process")?;
-    authenticate(place, &mut wire, &key, u32::MAX, Purpose::Registry)?;
+    authenticate(place, &mut wire, &key, NO_RANK, Purpose::Registry)?;
     wire.stream.set_nonblocking(true).map_err(|error| Failure::Again(format!("{place}: {error}")))?;
     Ok((wire.stream, key))
 }

@@ -97,7 +97,8 @@ pub fn settings(variables: &Variables) -> Result<Settings> {
         ports: read.with(variables::PORTS, ports)?,
         sockets: read.with(variables::SOCKETS, sockets)?,
         registry: read.with(variables::REGISTRY, |text| Ok(text.to_string()))?,
-        slot: read.with(variables::SLOT, |text| text.parse().map_err(|_| "a number from 0 was expected".to_string()))?,
+        slot: read
+            .with(variables::SLOT, |text| text.parse().map_err(|_| "a number from 0 was expected".to_string()))?,
         key: key(&read)?,
         log: read.with(variables::LOG, |text| Ok(text.to_string()))?,
     })

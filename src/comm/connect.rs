@@ -107,17 +107,7 @@ impl Config {
                 settings,
             );
         }
-        let transport = match self.settings.transport {
-            None => TransportPolicy::Auto,
-            Some(TransportKind::Shm) => TransportPolicy::Shm,
-            Some(TransportKind::Tcp) => TransportPolicy::Tcp,
-            Some(TransportKind::Inproc) => {
-                return Err(Error::environment(
-                    "the transport inproc is for ranks that are threads of one process",
-                    "set PHALANX_TRANSPORT to shm or tcp, or unset it",
-                ));
-            }
-        };
+        let transport = policy(self.settings.transport)?;
         let listeners = Listeners::bind(&ListenConfig {
             address: bootstrap::listen_address(&self.launch)?,
             interface: self.settings.interface.clone(),
@@ -135,6 +125,19 @@ impl Config {
         let sockets_per_peer = sockets.unwrap_or(config.sockets_per_peer);
         let config = ConnectorConfig { transport, sockets_per_peer, ..config };
         member(listeners, config, roster.view, settings)
+    }
+}
+
+/// Which carriers may be used, from the one that was asked for.
+pub(crate) fn policy(transport: Option<TransportKind>) -> Result<TransportPolicy> {
+    match transport {
+        None => Ok(TransportPolicy::Auto),
+        Some(TransportKind::Shm) => Ok(TransportPolicy::Shm),
+        Some(TransportKind::Tcp) => Ok(TransportPolicy::Tcp),
+        Some(TransportKind::Inproc) => Err(Error::environment(
+            "the transport inproc is for ranks that are threads of one process",
+            "set PHALANX_TRANSPORT to shm or tcp, or unset it",
+        )),
     }
 }
 

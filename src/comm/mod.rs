@@ -23,7 +23,7 @@ mod world;
 pub use call::Call;
 pub use communicator::{Communicator, Settings};
 pub use connect::init;
-pub(crate) use connect::member;
+pub(crate) use connect::{member, policy};
 pub use handle::Handle;
 pub use pending::Pending;
 pub use scope::{Scope, ScopedHandle};

@@ -16,7 +16,7 @@ use crate::membership::member::{Action, Installation, Member, Outcome, Stop};
 use crate::schedule::cost::{CostModel, LinkModel};
 use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenAddresses, Listeners};
-use crate::types::{Deadline, Error, Generation, Result, TransportKind};
+use crate::types::{Deadline, Error, Generation, Result};
 use crate::wire::handshake::JobKey;
 use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME};
 
@@ -55,7 +55,19 @@ impl Client {
     ) -> Result<Self> {
         let ClientConfig { place, key, settings, policy, listeners } = config;
         let listeners = Some(listeners);
-        let mut driver = Driver { place, key, settings, policy, listeners, link: None, member, shared, control, views };
+        let mut driver = Driver {
+            place,
+            key,
+            settings,
+            policy,
+            listeners,
+            link: None,
+            member,
+            shared,
+            control,
+            views,
+            has_vanished: false,
+        };
         let thread = std::thread::Builder::new().name("phalanx-member".into()).spawn(move || driver.run());
         let thread = thread.map_err(|error| {
             Error::environment(format_args!("cannot start a thread: {error}"), "raise the limit on threads (ulimit -u)")
@@ -82,6 +94,7 @@ struct Driver {
     shared: Arc<Shared>,
     control: Control,
     views: SharedViews,
+    has_vanished: bool,
 }
 
 impl Driver {
@@ -93,7 +106,7 @@ impl Driver {
                 self.member.handle_timeout(now);
             }
             self.act();
-            if self.member.is_over() {
+            if self.member.is_over() || self.has_vanished {
                 return;
             }
             self.wait();
@@ -128,6 +141,14 @@ impl Driver {
                 }
             }
             Command::Leave { why } => self.member.leave(now, &why),
+            Command::Vanish => {
+                self.link = None;
+                self.has_vanished = true;
+                if let Some(views) = self.lock_views().as_ref() {
+                    views.vanish();
+                }
+                self.end(Error::Closed { what: "this rank vanished".into() });
+            }
         }
     }
 
@@ -255,15 +276,13 @@ impl Driver {
             })
             .collect();
         let next = Members { generation: *generation, slots: slots.clone(), hosts, peers: peers.clone(), broken };
-        let communicator = {
-            let mut views = self.lock_views();
-            if views.is_none() {
-                *views = Some(self.start(*slot, *generation, peers)?);
-            }
-            match views.as_ref() {
-                Some(views) => views.install(next)?,
-                None => return Err(Error::internal("no engine to install a view in")),
-            }
+        if self.listeners.is_some() {
+            let started = self.start(*slot, *generation, peers)?;
+            *self.lock_views() = Some(started);
+        }
+        let communicator = match self.lock_views().as_ref() {
+            Some(views) => views.install(next)?,
+            None => return Err(Error::internal("no engine to install a view in")),
         };
         let cause = describe(gone, joined, *outcome);
         tracing::info!(generation = generation.0, size = slots.len(), %cause, "a view begins");
@@ -280,8 +299,7 @@ impl Driver {
         let sockets = self.settings.sockets.and_then(|sockets| u8::try_from(sockets).ok());
         let sockets_per_peer = sockets.unwrap_or(config.sockets_per_peer);
         let config = ConnectorConfig { transport: self.policy, sockets_per_peer, ..config };
-        let in_host =
-            if self.policy == TransportPolicy::Tcp { LinkModel::LOOPBACK } else { LinkModel::SHARED_MEMORY };
+        let in_host = if self.policy == TransportPolicy::Tcp { LinkModel::LOOPBACK } else { LinkModel::SHARED_MEMORY };
         let settings = CommSettings {
             timeout: self.settings.timeout,
             algorithm: self.settings.algorithm,
@@ -309,12 +327,15 @@ impl Driver {
             Stop::NotAdmitted { .. } => {
                 Error::environment(stop, "see whether the registry runs, and whether enough processes were started")
             }
-            Stop::CutOff { .. } => {
-                Error::environment(stop, "see the network; this process can join again when the registry can be reached")
-            }
+            Stop::CutOff { .. } => Error::environment(
+                stop,
+                "see the network; this process can join again when the registry can be reached",
+            ),
             Stop::Defect { .. } => Error::internal(stop),
         });
-        if !matches!(stop, Stop::Left { .. }) && let Some(views) = self.lock_views().as_ref() {
+        if !matches!(stop, Stop::Left { .. })
+            && let Some(views) = self.lock_views().as_ref()
+        {
             // The others are not to wait for this one, and nothing of it may reach them any more.
             views.vanish();
         }
@@ -322,7 +343,9 @@ impl Driver {
 
     /// This member is out, for this reason, if for no earlier one.
     fn end(&mut self, error: Error) {
-        if !matches!(error, Error::Closed { .. }) && let Some(views) = self.lock_views().as_ref() {
+        if !matches!(error, Error::Closed { .. })
+            && let Some(views) = self.lock_views().as_ref()
+        {
             views.suspend(&error);
         }
         self.shared.lock().stop.get_or_insert(error);

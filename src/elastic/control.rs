@@ -14,6 +14,8 @@ pub(super) enum Command {
     Boundary { generation: Generation },
     /// This member is done, or goes as it was asked to.
     Leave { why: Arc<str> },
+    /// The thread is to end as a process does that dies.
+    Vanish,
 }
 
 /// The queue of requests.

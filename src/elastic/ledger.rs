@@ -210,10 +210,8 @@ impl Shared {
             if until.is_some_and(|until| until.has_passed(Instant::now())) || !go_on() {
                 return Err(Error::invalid("the wait for the next view was interrupted"));
             }
-            let (back, _) = self
-                .changed
-                .wait_timeout(ledger, Duration::from_millis(50))
-                .unwrap_or_else(PoisonError::into_inner);
+            let (back, _) =
+                self.changed.wait_timeout(ledger, Duration::from_millis(50)).unwrap_or_else(PoisonError::into_inner);
             ledger = back;
         }
     }

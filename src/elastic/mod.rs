@@ -12,6 +12,7 @@
 
 mod client;
 mod control;
+mod join;
 mod ledger;
 mod sampler;
 mod service;
@@ -26,10 +27,11 @@ use self::ledger::{Installed, Shared};
 use crate::comm::{Communicator, Handle};
 use crate::types::{Error, Generation, Result};
 
+pub use self::join::join;
 pub use self::ledger::ViewRecord;
 pub use self::sampler::ElasticSampler;
-pub use self::state::State;
 pub use self::service::{OnEvent, RegistryService};
+pub use self::state::State;
 pub use self::step::{RawStep, Step, StepOutcome};
 
 /// What is kept of a step until it counts.
@@ -48,6 +50,7 @@ pub struct Elastic {
     shared: Arc<Shared>,
     control: Control,
     client: Mutex<Option<client::Client>>,
+    views: client::SharedViews,
     keep: Keep,
     /// Memory for results that wait for their step to count.
     staging: Mutex<Vec<Vec<u128>>>,
@@ -125,7 +128,19 @@ impl Elastic {
         self.leave("done");
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(client) = client {
-            client.close();
+            client.join();
+        }
+        let views = self.views.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(views) = views {
+            views.close();
+        }
+    }
+
+    /// Ends this member as a process that dies does: without a word, to the registry or to the others.
+    pub(crate) fn vanish(&self) {
+        self.control.send(Command::Vanish);
+        if let Some(client) = self.client.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            client.join();
         }
     }
 
@@ -140,14 +155,15 @@ impl Elastic {
     /// Refuses to begin a step after a change that the caller has to act on.
     fn expect_no_change(&self) -> Result<()> {
         let mut ledger = self.shared.lock();
-        if ledger.is_sync_due() && ledger.has_state {
-            return Err(Error::invalid("members joined that do not have the state: call sync before the next step"));
-        }
         let Some(view) = &ledger.view else { return Ok(()) };
-        if self.keep == Keep::Nothing && view.generation > ledger.seen && ledger.seen > Generation(0) {
-            let error = Error::ViewChanged { generation: view.generation, cause: view.cause.clone() };
-            ledger.seen = view.generation;
-            return Err(error);
+        let (generation, cause) = (view.generation, view.cause.clone());
+        let is_new = generation > ledger.seen && ledger.seen > Generation(0);
+        if std::mem::take(&mut ledger.given_up) || (self.keep == Keep::Nothing && is_new) {
+            ledger.seen = generation;
+            return Err(Error::ViewChanged { generation, cause });
+        }
+        if ledger.is_sync_due() {
+            return Err(Error::invalid("members joined that do not have the state: call sync before the next step"));
         }
         Ok(())
     }

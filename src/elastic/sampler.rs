@@ -124,7 +124,8 @@ impl ElasticSampler {
     /// When the bytes are not that.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let wrong = || Error::invalid("these bytes are not the state of a sampler");
-        let words: Vec<u64> = bytes.chunks(8).map_while(|word| Some(u64::from_le_bytes(word.try_into().ok()?))).collect();
+        let words: Vec<u64> =
+            bytes.chunks(8).map_while(|word| Some(u64::from_le_bytes(word.try_into().ok()?))).collect();
         let [length, seeded, seed, epoch, taken, returned @ ..] = words.as_slice() else { return Err(wrong()) };
         let (length, taken) = (*length as usize, *taken as usize);
         let returned: Vec<usize> = returned.iter().map(|&at| at as usize).collect();

@@ -73,10 +73,8 @@ impl RegistryService {
             outcome: outcome.clone(),
             closing: BTreeSet::new(),
         };
-        let thread = std::thread::Builder::new()
-            .name("phalanx-registry".into())
-            .spawn(move || service.run())
-            .map_err(failed)?;
+        let thread =
+            std::thread::Builder::new().name("phalanx-registry".into()).spawn(move || service.run()).map_err(failed)?;
         Ok(Self { address, commands, wake, outcome, thread: Some(thread) })
     }
 
@@ -154,7 +152,8 @@ impl Service {
             let mut counter = [0; 8];
             let _ = rustix::io::read(&*self.wake, &mut counter);
             let now = Instant::now();
-            for command in std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner)) {
+            let commands = std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner));
+            for command in commands {
                 match command {
                     Command::Exited { who, how } => drop(self.registry.handle_exit(now, &who, &how)),
                     Command::Evict { whom, reason } => drop(self.registry.evict(now, whom, &reason)),

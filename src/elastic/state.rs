@@ -96,14 +96,15 @@ impl Elastic {
         if is_holder {
             let me = holders.iter().position(|&rank| rank == comm.rank()).unwrap_or(0);
             let saved = Arc::new(saved);
-            for (start, bytes) in chunks.enumerate().filter(|(number, _)| number % holders.len() == me).map(|(_, chunk)| chunk) {
+            for (start, bytes) in
+                chunks.enumerate().filter(|(number, _)| number % holders.len() == me).map(|(_, chunk)| chunk)
+            {
                 for &to in &lacking {
                     let to = (to, TAG);
                     let keep = Box::new(saved.clone());
                     // SAFETY: the bytes are within `saved`, which the operation keeps.
-                    let handle = unsafe {
-                        comm.submit_send(DataType::U8, saved[start..].as_ptr(), bytes, to, Some(keep))?
-                    };
+                    let handle =
+                        unsafe { comm.submit_send(DataType::U8, saved[start..].as_ptr(), bytes, to, Some(keep))? };
                     flight.0.push(handle);
                 }
             }
@@ -111,9 +112,9 @@ impl Elastic {
             return Ok(None);
         }
         let mut received = Vec::new();
-        received
-            .try_reserve_exact(length)
-            .map_err(|_| Error::environment(format_args!("no memory for {length} bytes of state"), "use a larger host"))?;
+        received.try_reserve_exact(length).map_err(|_| {
+            Error::environment(format_args!("no memory for {length} bytes of state"), "use a larger host")
+        })?;
         received.resize(length, 0u8);
         let base: *mut u8 = received.as_mut_ptr();
         for (number, (start, bytes)) in chunks.enumerate() {
