@@ -96,6 +96,11 @@ impl Elastic {
         self.shared.lock().view.as_ref().map_or(1, |view| view.communicator.size())
     }
 
+    /// The number of the present view.
+    pub fn generation(&self) -> Generation {
+        self.shared.generation()
+    }
+
     /// Who shares the samples of the next step, as slots in rank order: the same on every rank. Give it to
     /// [`ElasticSampler::next_batch`].
     pub fn basis(&self) -> Arc<[usize]> {

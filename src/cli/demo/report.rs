@@ -181,6 +181,11 @@ impl<W: Write> Renderer<W> {
         }
     }
 
+    /// Shows a line of text among the rows.
+    pub fn say(&mut self, line: &str) {
+        self.line(line);
+    }
+
     /// A reader that is gone is no reason to stop training.
     fn line(&mut self, line: &str) {
         let output = &mut self.output;
