@@ -87,8 +87,9 @@ impl Member {
             self.send(ToRegistry::Report(report));
         }
         self.say_suspects();
-        if let Some((reason, _)) = self.leaving.clone() {
-            self.send(ToRegistry::Leave { reason });
+        if let Some(leaving) = &self.leaving {
+            let message = leaving.message();
+            self.send(message);
         }
     }
 

@@ -153,6 +153,20 @@ impl std::fmt::Display for Stop {
     }
 }
 
+/// A goodbye that is being said.
+#[derive(Clone, Debug)]
+struct Leaving {
+    is_done: bool,
+    reason: String,
+    until: Deadline,
+}
+
+impl Leaving {
+    fn message(&self) -> ToRegistry {
+        ToRegistry::Leave { is_done: self.is_done, reason: self.reason.clone() }
+    }
+}
+
 /// A member's state machine.
 #[derive(Clone, Debug)]
 pub struct Member {
@@ -171,7 +185,7 @@ pub struct Member {
     suspects: BTreeMap<Slot, String>,
     /// Since when it has not been able to go on without a word of the registry.
     needs_since: Option<Instant>,
-    leaving: Option<(String, Deadline)>,
+    leaving: Option<Leaving>,
     number: u64,
     progress: u64,
     beat: Option<Deadline>,
@@ -305,11 +319,23 @@ impl Member {
         }
     }
 
-    /// This process is done, or was asked to go: it needs nothing more from the others. [`Action::Stop`] follows.
+    /// This process's work is done, as that of the others is about to be. [`Action::Stop`] follows.
+    pub fn finish(&mut self, now: Instant, reason: &str) {
+        self.go(now, true, reason);
+    }
+
+    /// This process was asked to go, while the others go on. It stands behind a commit and needs nothing more from them.
+    /// [`Action::Stop`] follows.
     pub fn leave(&mut self, now: Instant, reason: &str) {
+        self.go(now, false, reason);
+    }
+
+    fn go(&mut self, now: Instant, is_done: bool, reason: &str) {
         if self.leaving.is_none() && !self.is_over {
-            self.leaving = Some((reason.into(), Deadline::after(now, self.config.leave_timeout)));
-            self.send(ToRegistry::Leave { reason: reason.into() });
+            let leaving =
+                Leaving { is_done, reason: reason.into(), until: Deadline::after(now, self.config.leave_timeout) };
+            self.send(leaving.message());
+            self.leaving = Some(leaving);
         }
     }
 
@@ -338,7 +364,7 @@ impl Member {
         if self.is_over {
             return None;
         }
-        let leave = self.leaving.as_ref().map(|(_, at)| *at);
+        let leave = self.leaving.as_ref().map(|leaving| leaving.until);
         let admission = self.view.is_none().then(|| Deadline::after(self.began, self.config.patience));
         [leave, admission, self.beat, self.link.retry(), self.cut_off()].into_iter().flatten().min()
     }
@@ -349,7 +375,7 @@ impl Member {
         if self.is_over {
             return;
         }
-        if is_over(self.leaving.as_ref().map(|(_, at)| *at)) {
+        if is_over(self.leaving.as_ref().map(|leaving| leaving.until)) {
             return self.stop(Stop::Left { was_heard: false });
         }
         if self.view.is_none() && Deadline::after(self.began, self.config.patience).has_passed(now) {

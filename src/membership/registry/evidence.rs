@@ -113,7 +113,7 @@ impl Registry {
         }
         if limit.is_some_and(|limit| quiet >= limit) {
             let detail = format!("no sign of life for {:.1} s though its host answers", quiet.as_secs_f64());
-            return self.lose(now, slot, Why::Silent, &detail);
+            return self.lose(slot, Why::Silent, &detail);
         }
         // Its host's answer, or the lack of one, tells a stopped process from a host that is gone.
         let asking = (quiet / 2).clamp(interval, LONGEST_ASKING.max(interval));
@@ -165,7 +165,7 @@ impl Registry {
                 };
                 if let Some((why, seen)) = both {
                     let detail = format!("{seen}, and slot {by} lost its link to it: {detail}");
-                    return self.lose(now, of, why, &detail);
+                    return self.lose(of, why, &detail);
                 }
                 let (one, other) = pair(by, of);
                 let at = Deadline::after(now, self.config.heartbeat_limit);
@@ -198,19 +198,20 @@ impl Registry {
     }
 
     /// A member said goodbye.
-    pub(super) fn hear_leave(&mut self, now: Instant, slot: Slot, reason: String) {
+    pub(super) fn hear_leave(&mut self, slot: Slot, is_done: bool, reason: String) {
         let Some(entry) = self.slots.get_mut(slot) else { return };
         match entry.standing {
             Standing::Newcomer => {
                 self.tell_slot(slot, FromRegistry::Goodbye);
                 if self.publication.as_ref().is_some_and(|publication| publication.order.contains(&slot)) {
-                    self.lose(now, slot, Why::Left, &reason);
+                    self.lose(slot, Why::Left, &reason);
                 } else {
                     self.forget(slot, &reason);
                 }
             }
             Standing::Member => {
                 entry.report = None;
+                self.is_ending |= is_done;
                 self.slots.set_standing(slot, Standing::Left);
                 self.timers.clear(Timer::Silence(slot));
                 self.awaits_no_more(slot);
@@ -231,19 +232,19 @@ impl Registry {
             Standing::Left | Standing::Gone => {}
             Standing::Newcomer => {
                 if self.publication.as_ref().is_some_and(|publication| publication.order.contains(&slot)) {
-                    self.lose(now, slot, Why::Closed, detail);
+                    self.lose(slot, Why::Closed, detail);
                 } else {
                     self.forget(slot, detail);
                 }
             }
             Standing::Member => {
                 if let Some(how) = entry.exited.clone() {
-                    return self.lose(now, slot, Why::Exited, &how);
+                    return self.lose(slot, Why::Exited, &how);
                 }
                 match how {
-                    Broken::Unreachable => self.lose(now, slot, Why::Unreachable, detail),
+                    Broken::Unreachable => self.lose(slot, Why::Unreachable, detail),
                     Broken::Closed if is_suspected || self.config.close_grace.is_zero() => {
-                        self.lose(now, slot, Why::Closed, detail);
+                        self.lose(slot, Why::Closed, detail);
                     }
                     Broken::Closed => {
                         entry.away = Some(Away { detail: detail.into(), why: Why::Closed });
@@ -255,9 +256,9 @@ impl Registry {
         }
     }
 
-    pub(super) fn away_is_over(&mut self, now: Instant, slot: Slot) {
+    pub(super) fn away_is_over(&mut self, slot: Slot) {
         let Some(away) = self.slots.get(slot).and_then(|entry| entry.away.clone()) else { return };
-        self.lose(now, slot, away.why, &away.detail);
+        self.lose(slot, away.why, &away.detail);
     }
 
     /// The launcher saw a process end.
@@ -266,7 +267,7 @@ impl Registry {
         match entry.standing {
             Standing::Left | Standing::Gone => {}
             Standing::Newcomer | Standing::Member if entry.connection.is_none() => {
-                self.lose(now, slot, Why::Exited, how);
+                self.lose(slot, Why::Exited, how);
             }
             // Its goodbye may still be on its way: the end of its connection comes behind it.
             Standing::Newcomer | Standing::Member => {
@@ -276,13 +277,13 @@ impl Registry {
         }
     }
 
-    pub(super) fn exit_is_over(&mut self, now: Instant, slot: Slot) {
+    pub(super) fn exit_is_over(&mut self, slot: Slot) {
         let Some(how) = self.slots.get(slot).and_then(|entry| entry.exited.clone()) else { return };
-        self.lose(now, slot, Why::Exited, &how);
+        self.lose(slot, Why::Exited, &how);
     }
 
     /// A process is out. A member goes with the next view; one that waited is forgotten.
-    pub(super) fn lose(&mut self, now: Instant, slot: Slot, why: Why, detail: &str) {
+    pub(super) fn lose(&mut self, slot: Slot, why: Why, detail: &str) {
         let is_published = self.publication.as_ref().is_some_and(|publication| publication.order.contains(&slot));
         let Some(entry) = self.slots.get_mut(slot) else { return };
         if entry.standing == Standing::Gone {

@@ -206,6 +206,9 @@ pub struct Registry {
     /// What the last view said about the one before it, for those that hear of it late.
     last_gone: Vec<Gone>,
     last_broken: Vec<(Slot, Slot)>,
+    /// A member said that its work is done: that of the others is about to be. Nobody joins any more, and nobody waits for
+    /// more members.
+    is_ending: bool,
     /// Whether the members of this view were told that a change is wanted.
     is_wanted_told: bool,
     links: Links,
@@ -235,6 +238,7 @@ impl Registry {
             publication: None,
             last_gone: Vec::new(),
             last_broken: Vec::new(),
+            is_ending: false,
             is_wanted_told: false,
             links: Links::default(),
             out: BTreeMap::new(),
@@ -316,7 +320,7 @@ impl Registry {
                 self.hear_suspicion(now, generation, slot, other, &detail);
             }
             ToRegistry::Report(report) => self.hear_report(now, slot, report),
-            ToRegistry::Leave { reason } => self.hear_leave(now, slot, reason),
+            ToRegistry::Leave { is_done, reason } => self.hear_leave(slot, is_done, reason),
             _ => self.ignored += 1,
         }
     }
@@ -355,7 +359,7 @@ impl Registry {
         if self.slots.get(slot).is_none_or(|entry| entry.standing == Standing::Gone) {
             return None;
         }
-        self.lose(now, slot, Why::Evicted, reason);
+        self.lose(slot, Why::Evicted, reason);
         self.advance(now);
         Some(slot)
     }
@@ -379,8 +383,8 @@ impl Registry {
             match timer {
                 Timer::Start => self.start_is_over(now),
                 Timer::Silence(slot) => self.look_at_silence(now, slot),
-                Timer::Away(slot) => self.away_is_over(now, slot),
-                Timer::Exit(slot) => self.exit_is_over(now, slot),
+                Timer::Away(slot) => self.away_is_over(slot),
+                Timer::Exit(slot) => self.exit_is_over(slot),
                 Timer::Link(one, other) => self.link_is_broken(now, one, other),
                 Timer::Overdue => self.name_overdue(now),
                 Timer::Elastic => self.elastic_is_over(now),
