@@ -49,6 +49,10 @@ impl Link {
         self.away
     }
 
+    pub(super) fn is_away_since(&mut self, now: Instant) {
+        self.away = Some(now);
+    }
+
     pub(super) fn away(&self, now: Instant) -> Duration {
         self.away.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }

@@ -383,6 +383,10 @@ impl Member {
             let (was_welcome, detail) = (self.slot.is_some(), self.link.detail().to_string());
             return self.stop(Stop::NotAdmitted { waited, was_welcome, detail });
         }
+        if self.cut_off().is_some_and(|at| at.overdue(now) >= self.interval) {
+            // It was stopped itself: the registry may have been back for long.
+            self.link.is_away_since(now);
+        }
         if is_over(self.cut_off()) {
             let away = self.link.away(now);
             return self.stop(Stop::CutOff { away, detail: self.need() });

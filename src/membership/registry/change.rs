@@ -332,8 +332,16 @@ impl Registry {
         self.finish(now, Outcome::Failed(reason));
     }
 
+    /// Hands out the state, now or when the disk is free: nobody waits for it.
+    pub(super) fn persist_soon(&mut self) {
+        self.is_unsaved = self.persisted < self.persists;
+        if !self.is_unsaved {
+            self.persist();
+        }
+    }
+
     /// Hands out the state that is, or that is about to be.
-    pub(super) fn persist(&mut self) {
+    fn persist(&mut self) {
         if let Some(state) = self.state() {
             self.persists += 1;
             self.actions.push_back(Action::Persist { number: self.persists, state });
