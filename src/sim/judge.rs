@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::bugs::Bug;
 use super::network::End;
-use super::plan::{MILLI, Time};
+use super::plan::{MILLI, Point, Time};
 use super::world::{Event, World};
 use crate::membership::registry::{self, Action, Broken, Registry, Who};
 use crate::types::Generation;
@@ -59,6 +59,7 @@ impl World {
                 Action::Tell { connections, message } => self.registry_tells(connections, message),
                 Action::Close { connection } => self.close_at_registry(connection as usize),
                 Action::Persist { number, mut state } => {
+                    self.passes(Point::Persists, None);
                     if self.bug == Bug::VerdictByLeast
                         && let Some(least) = self.least(state.generation)
                     {
@@ -100,6 +101,7 @@ impl World {
                 view.counted = stored.counted;
             }
             self.checks.said(view.generation.0);
+            self.passes(Point::Publishes, None);
         }
         if let Some(tally) = &mut self.tally {
             tally.from_registry(connections.len(), &message);
@@ -163,6 +165,9 @@ impl World {
             return;
         }
         let process = end.process;
+        if !matches!(message, ToRegistry::Heartbeat { .. }) {
+            self.trace(|| format!("process {process} says {message:?}"));
+        }
         if let Some(until) = self.barriers.blocked(self.now, End::Process(process), End::Registry) {
             let at = until + self.delay();
             let last = &mut self.connections[connection].last_to_registry;
@@ -308,10 +313,9 @@ impl World {
         };
         let is_over_limit = self.plan.config.reset_limit.is_some_and(|limit| self.checks.views() as u64 > limit);
         let current = self.judge.registry.as_ref().and_then(Registry::generation).map_or(0, |generation| generation.0);
-        let sound = self
-            .processes
-            .iter()
-            .filter(|process| process.is_alive && !process.is_touched && process.engine.generation == current);
+        let sound = self.processes.iter().filter(|process| {
+            process.is_alive && !process.is_touched && !process.has_said_goodbye && process.engine.generation == current
+        });
         let (sound, with_state) =
             sound.fold((0, 0), |(all, with), process| (all + 1, with + usize::from(process.engine.has_state)));
         let has_state = current == 0 || with_state > 0;

@@ -48,6 +48,82 @@ pub(super) enum Fault {
     Slow(Time),
 }
 
+/// A point of the protocol, as it is passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Point {
+    /// A process registers, for the first time or again.
+    Registers,
+    /// The engine of a member has been told to stop.
+    Suspends,
+    /// A member reports.
+    Reports,
+    /// A member stops at a boundary.
+    Stops,
+    /// The registry hands a state to the disk.
+    Persists,
+    /// The registry sends a view.
+    Publishes,
+    /// A member goes over to a view.
+    Installs,
+    /// A member enters a commit.
+    Enters,
+    /// A member passes a commit.
+    Passes,
+    /// A member says goodbye.
+    Leaves,
+}
+
+/// What strikes at a point of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Strike {
+    /// The one that passes it dies.
+    Crash,
+    /// Another one dies.
+    CrashOther,
+    /// The one that passes it stops for a while.
+    Pause(Time),
+    /// Its connection to the registry breaks.
+    Break,
+    /// The registry dies, and another begins after a while.
+    CrashRegistry(Time),
+}
+
+/// A fault at a point of the protocol.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trap {
+    pub(super) point: Point,
+    /// The how-manieth time it is passed, from 0.
+    pub(super) turn: u64,
+    pub(super) strike: Strike,
+}
+
+fn trap(random: &mut Random) -> Trap {
+    let length = random.between(MILLI, 6 * SECOND);
+    let short = random.between(MILLI, SECOND);
+    let point = random.pick(&[
+        Point::Registers,
+        Point::Suspends,
+        Point::Reports,
+        Point::Reports,
+        Point::Stops,
+        Point::Persists,
+        Point::Publishes,
+        Point::Installs,
+        Point::Enters,
+        Point::Passes,
+        Point::Leaves,
+    ]);
+    let strike = random.pick(&[
+        Strike::Crash,
+        Strike::CrashOther,
+        Strike::Pause(length),
+        Strike::Break,
+        Strike::Break,
+        Strike::CrashRegistry(short),
+    ]);
+    Trap { point, turn: random.below(random.clone().pick(&[2, 8, 40])), strike }
+}
+
 /// A cluster and its fate.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
@@ -72,6 +148,7 @@ pub(super) struct Plan {
     /// After which step the work is done.
     pub(super) last_step: Option<u64>,
     pub(super) faults: Vec<(Time, Fault)>,
+    pub(super) traps: Vec<Trap>,
     /// When the faults have stopped.
     pub(super) quiet: Time,
 }
@@ -135,6 +212,7 @@ impl Plan {
             rejoins: random.chance(30),
             last_step: random.chance(20).then(|| random.between(1, 60)),
             faults: Vec::new(),
+            traps: Vec::new(),
             quiet: 0,
         };
         let count = random.pick(&[0, 1, 1, 2, 2, 3, 4, 6, 10]);
@@ -142,6 +220,8 @@ impl Plan {
         let first = if random.chance(20) { 0 } else { SECOND / 2 };
         let last = first + random.pick(&[20 * MILLI, SECOND, 8 * SECOND, 20 * SECOND]);
         plan.faults = (0..count).map(|_| (random.between(first, last), fault(random))).collect();
+        let traps = random.pick(&[0, 0, 1, 2, 4]);
+        plan.traps = (0..traps).map(|_| trap(random)).collect();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan.quiet = plan.faults.iter().map(|(at, fault)| at + fault.length()).max().unwrap_or(0).max(SECOND);
         plan

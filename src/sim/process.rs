@@ -2,7 +2,7 @@
 
 use super::bugs::Bug;
 use super::network::{Connection, End};
-use super::plan::{MILLI, SECOND, Time};
+use super::plan::{MILLI, Point, SECOND, Time};
 use super::work::{Engine, Place};
 use super::world::{Event, World};
 use crate::membership::member::{Action, Installation, Member, MemberConfig, Outcome, Stop};
@@ -89,6 +89,7 @@ impl World {
                 Action::Disconnect => self.hang_up(number),
                 Action::Send(message) => self.member_says(number, message),
                 Action::Suspend { .. } => {
+                    self.passes(Point::Suspends, Some(number));
                     let longest = self.plan.stopping * if self.random.chance(5) { 20 } else { 1 };
                     let delay = self.random.between(0, longest);
                     let engine = &self.processes[number].engine;
@@ -144,6 +145,16 @@ impl World {
 
     fn member_says(&mut self, number: usize, message: ToRegistry) {
         let Some(connection) = self.processes[number].connection else { return };
+        let point = match &message {
+            ToRegistry::Register(_) => Some(Point::Registers),
+            ToRegistry::Report(report) if report.boundary => Some(Point::Stops),
+            ToRegistry::Report(_) => Some(Point::Reports),
+            ToRegistry::Leave { .. } => Some(Point::Leaves),
+            _ => None,
+        };
+        if let Some(point) = point {
+            self.passes(point, Some(number));
+        }
         let delay = self.delay();
         let end = &mut self.connections[connection];
         end.last_to_registry = end.last_to_registry.max(self.now + delay);
@@ -252,9 +263,11 @@ impl World {
         if !has_drained {
             self.loses_sent(number);
         }
-        let engine = self.processes[number].engine.clone();
-        for other in engine.members.iter().copied().filter(|other| *other != number) {
-            self.schedule_loss(other, number, engine.generation);
+        for other in 0..self.processes.len() {
+            let engine = &self.processes[other].engine;
+            if other != number && engine.members.contains(&number) {
+                self.schedule_loss(other, number, engine.generation);
+            }
         }
     }
 
@@ -271,8 +284,8 @@ impl World {
         });
         self.checks.view(&by, generation, &slots, installation.counted);
         self.checks.owner(installation.slot, self.processes[number].token);
-        self.by_slot.insert(installation.slot, number);
         let members: Vec<usize> = installation.members.iter().map(|(_, process)| process.pid as usize).collect();
+        self.by_slot.extend(slots.iter().copied().zip(members.iter().copied()));
         let before = self.processes[number].engine.clone();
         if generation <= before.generation {
             self.checks.fail(format!("{by} goes from generation {} to {generation}", before.generation));
@@ -288,6 +301,9 @@ impl World {
             Bug::AppliesWhatItHolds => before.generation > 0 && self.processes[number].engine.holds_at_stop,
             _ => installation.outcome == Outcome::Counted,
         };
+        if installation.outcome == Outcome::Counted && !before.holds_at_stop {
+            self.checks.fail(format!("{by} is told to apply step {}, and lacks its results", before.counted + 1));
+        }
         if applies {
             self.counts(number, before.counted + 1, before.generation);
         }
@@ -306,6 +322,7 @@ impl World {
         engine.is_wanted = false;
         engine.holds_at_stop = false;
         engine.members.clone_from(&members);
+        engine.slots = slots;
         engine.place = Place::Working;
         let made_again: Vec<usize> = installation
             .broken
@@ -320,6 +337,7 @@ impl World {
             .collect();
         engine.down.retain(|other| members.contains(other) && !made_again.contains(other));
         self.watch_links(number);
+        self.passes(Point::Installs, Some(number));
         self.next_step(number);
     }
 

@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::bugs::Bug;
 use super::network::End;
+use super::plan::Point;
 use super::world::{Event, World};
+use crate::wire::registry::Slot;
 
 /// Which stage: the number of the view, the step, and whether it is the step's commit.
 pub(super) type StageKey = (u64, u64, bool);
@@ -65,8 +67,9 @@ pub(super) enum Place {
 #[derive(Clone, Debug)]
 pub(super) struct Engine {
     pub(super) generation: u64,
-    /// The members of the view, by process.
+    /// The members of the view, by process, and their slots.
     pub(super) members: Vec<usize>,
+    pub(super) slots: Vec<Slot>,
     pub(super) counted: u64,
     pub(super) place: Place,
     /// Asked to stop behind the next commit.
@@ -88,6 +91,7 @@ impl Engine {
         Engine {
             generation: 0,
             members: Vec::new(),
+            slots: Vec::new(),
             counted: 0,
             place: Place::Nowhere,
             is_wanted: false,
@@ -154,7 +158,11 @@ impl World {
         }
         stage.entered.insert(number);
         stage.flag |= is_wanted;
-        if stage.is_entered() {
+        let is_entered = stage.is_entered();
+        if key.2 {
+            self.passes(Point::Enters, Some(number));
+        }
+        if is_entered {
             self.all_entered(key);
         } else {
             // It needs a peer that is not there any more.
@@ -215,6 +223,7 @@ impl World {
             return self.schedule(delay, Event::Worked { process: number, epoch });
         }
         self.counts(number, key.1, key.0);
+        self.passes(Point::Passes, Some(number));
         if goes_on {
             return;
         }
@@ -241,10 +250,10 @@ impl World {
     /// The engine has stopped, as it was told to.
     pub(super) fn freezes(&mut self, number: usize, epoch: u32, told: (u64, bool)) {
         let process = &mut self.processes[number];
-        if !process.is_alive || matches!(process.engine.place, Place::Frozen | Place::Nowhere) {
+        // It may have stopped at a boundary before, and even have gone on from there.
+        if !process.is_alive || process.engine.epoch != epoch || process.engine.place == Place::Nowhere {
             return;
         }
-        debug_assert_eq!(process.engine.epoch, epoch, "a view comes only after the report");
         let (mut counted, mut holds) = (process.engine.counted, process.engine.holds());
         process.engine.holds_at_stop = holds;
         if self.bug == Bug::ReportsEarly {
@@ -308,8 +317,9 @@ impl World {
                 stage.lost.insert(receiver);
             }
         }
-        let slot = self.by_slot.iter().find(|(_, process)| **process == other).map(|(slot, _)| *slot);
-        if let Some(slot) = slot {
+        let engine = &self.processes[number].engine;
+        let place = engine.members.iter().position(|process| *process == other);
+        if let Some(slot) = place.map(|place| engine.slots[place]) {
             self.with_member(number, |member, now| member.handle_link_lost(now, slot, "its link is lost"));
         }
     }

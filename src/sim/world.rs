@@ -9,7 +9,7 @@ use super::bugs::Bug;
 use super::checks::Checks;
 use super::judge::Judge;
 use super::network::{Barriers, Connection, End, Partition};
-use super::plan::{Fault, Plan, SECOND, Time};
+use super::plan::{Fault, Plan, Point, SECOND, Strike, Time};
 use super::process::Process;
 use super::random::Random;
 use super::tally::Tally;
@@ -42,6 +42,7 @@ pub(super) enum Event {
     RegistryContinues,
     Spawn,
     Fault(Fault),
+    Strike(Strike, Option<usize>),
     Look,
 }
 
@@ -175,7 +176,8 @@ impl World {
         }
         self.drain_registry();
         self.schedule(SECOND, Event::Look);
-        let patience = 100 * SECOND + 6 * self.limit();
+        let steps = self.plan.last_step.unwrap_or(0);
+        let patience = 100 * SECOND + 6 * self.limit() + 2 * steps * self.plan.work.1;
         let mut figures = Figures::default();
         while let Some(Reverse(Item { at, event, .. })) = self.queue.pop() {
             self.now = at;
@@ -248,6 +250,7 @@ impl World {
             Event::RegistryContinues => self.registry_continues(),
             Event::Spawn => _ = self.spawn(None),
             Event::Fault(fault) => self.strikes(fault),
+            Event::Strike(strike, actor) => self.strikes_at_point(strike, actor),
             Event::Look => {}
         }
     }
@@ -269,6 +272,86 @@ impl World {
         }
     }
 
+    /// A point of the protocol is passed, by a process or by the registry.
+    pub(super) fn passes(&mut self, point: Point, actor: Option<usize>) {
+        if self.plan.traps.is_empty() {
+            return;
+        }
+        let mut struck = Vec::new();
+        self.plan.traps.retain_mut(|trap| {
+            if trap.point != point {
+                return true;
+            }
+            if trap.turn == 0 {
+                struck.push(trap.strike);
+                return false;
+            }
+            trap.turn -= 1;
+            true
+        });
+        for strike in struck {
+            let delay = if self.random.chance(50) { 0 } else { self.random.below(3 * self.plan.delay.1) };
+            self.schedule(delay, Event::Strike(strike, actor));
+            let length = match strike {
+                Strike::Pause(length) | Strike::CrashRegistry(length) => length,
+                Strike::Crash | Strike::CrashOther | Strike::Break => 0,
+            };
+            self.plan.quiet = self.plan.quiet.max(self.now + delay + length);
+            self.steady = None;
+        }
+    }
+
+    fn strikes_at_point(&mut self, strike: Strike, actor: Option<usize>) {
+        self.trace(|| format!("strike: {strike:?} by {actor:?}"));
+        let actor = match actor {
+            Some(actor) => Some(actor),
+            None => self.victim(|process| process.is_alive),
+        };
+        let Some(actor) = actor else { return };
+        match strike {
+            Strike::Crash => self.crash(actor, false),
+            Strike::CrashOther => {
+                let others: Vec<usize> =
+                    (0..self.processes.len()).filter(|it| *it != actor && self.processes[*it].is_alive).collect();
+                if !others.is_empty() {
+                    let other = self.random.pick(&others);
+                    self.crash(other, false);
+                }
+            }
+            Strike::Pause(length) => self.pause(actor, length),
+            Strike::Break => self.break_control(actor),
+            Strike::CrashRegistry(length) => self.registry_dies(false, length),
+        }
+    }
+
+    fn crash(&mut self, victim: usize, has_vanished: bool) {
+        self.trace(|| format!("process {victim} dies"));
+        self.processes[victim].is_touched = true;
+        self.end_process(victim, has_vanished);
+    }
+
+    fn pause(&mut self, victim: usize, length: Time) {
+        let process = &mut self.processes[victim];
+        if process.is_alive && process.paused_until.is_none() {
+            process.is_touched = true;
+            process.paused_until = Some(self.now + length);
+            self.trace(|| format!("process {victim} is stopped"));
+            self.schedule(length, Event::Continue(victim));
+        }
+    }
+
+    fn break_control(&mut self, victim: usize) {
+        self.trace(|| format!("the connection of process {victim} breaks"));
+        let cuts_links = |fault: &Fault| matches!(fault, Fault::Partition(_) | Fault::BadLink(_) | Fault::BreakLink);
+        let is_back_in_time = !self.plan.faults.iter().any(|(_, fault)| cuts_links(fault))
+            && self.plan.config.close_grace >= Duration::from_millis(500)
+            && self.plan.delay.1 * if self.plan.slow_messages > 0 { 20 } else { 1 } < SECOND / 20;
+        self.processes[victim].is_touched |= !is_back_in_time;
+        if let Some(connection) = self.processes[victim].connection {
+            self.break_connection(connection);
+        }
+    }
+
     /// One of the processes for which `fits` holds.
     fn victim(&mut self, fits: impl Fn(&Process) -> bool) -> Option<usize> {
         let victims: Vec<usize> = (0..self.processes.len()).filter(|number| fits(&self.processes[*number])).collect();
@@ -281,33 +364,19 @@ impl World {
         match fault {
             Fault::Crash | Fault::Vanish => {
                 let Some(victim) = self.victim(alive) else { return };
-                self.processes[victim].is_touched = true;
-                self.trace(|| format!("process {victim} dies"));
-                self.end_process(victim, fault == Fault::Vanish);
+                self.crash(victim, fault == Fault::Vanish);
             }
             Fault::Pause(length) => {
                 let Some(victim) = self.victim(|process| process.is_alive && process.paused_until.is_none()) else {
                     return;
                 };
-                self.processes[victim].is_touched = true;
-                self.processes[victim].paused_until = Some(self.now + length);
-                self.trace(|| format!("process {victim} is stopped"));
-                self.schedule(length, Event::Continue(victim));
+                self.pause(victim, length);
             }
             Fault::BreakControl => {
                 let Some(victim) = self.victim(|process| process.is_alive && process.connection.is_some()) else {
                     return;
                 };
-                self.trace(|| format!("the connection of process {victim} breaks"));
-                let cuts_links =
-                    |fault: &Fault| matches!(fault, Fault::Partition(_) | Fault::BadLink(_) | Fault::BreakLink);
-                let is_back_in_time = !self.plan.faults.iter().any(|(_, fault)| cuts_links(fault))
-                    && self.plan.config.close_grace >= Duration::from_millis(500)
-                    && self.plan.delay.1 * if self.plan.slow_messages > 0 { 20 } else { 1 } < SECOND / 20;
-                self.processes[victim].is_touched |= !is_back_in_time;
-                if let Some(connection) = self.processes[victim].connection {
-                    self.break_connection(connection);
-                }
+                self.break_control(victim);
             }
             Fault::BreakLink | Fault::BadLink(_) => self.strikes_link(fault),
             Fault::Partition(length) | Fault::HideRegistry(length) => {
@@ -491,6 +560,16 @@ impl World {
         let reason = self.unsettled_reason().unwrap_or_else(|| "no step counts".into());
         let status = self.judge.registry.as_ref().map(|registry| registry.status(self.instant()));
         let waits_for = status.map(|status| format!("{} ({})", status.phase.name(), status.waits_for));
+        self.trace(|| {
+            let members = self.processes.iter().enumerate().filter(|(_, process)| process.is_alive);
+            let members = members.map(|(number, process)| {
+                let Process { engine, connection, .. } = process;
+                let stage = engine.stage().and_then(|key| self.stages.0.get(&key));
+                let lacks = stage.map(|stage| (stage.entered.len(), stage.lost.contains(&number)));
+                format!("{number} {:?} {connection:?} {:?} {lacks:?}", engine.place, engine.down)
+            });
+            members.collect::<Vec<_>>().join("\n")
+        });
         format!("{reason}; the registry is {}", waits_for.unwrap_or_else(|| "away".into()))
     }
 }

@@ -18,6 +18,8 @@ enum State {
 pub(super) struct Link {
     state: State,
     attempts: u32,
+    /// How many connections in a row ended before the registry had answered.
+    unanswered: u32,
     /// Since when the registry has not answered.
     away: Option<Instant>,
     /// How the last connection or attempt ended.
@@ -29,6 +31,7 @@ impl Link {
         Link {
             state: State::Waits(Deadline::after(now, Duration::ZERO)),
             attempts: 0,
+            unanswered: 0,
             away: Some(now),
             detail: String::new(),
         }
@@ -116,6 +119,11 @@ impl Member {
             self.actions.push_back(Action::Away { detail: detail.into() });
         }
         self.beat = None;
+        if self.link.is_up() && self.link.attempts > 0 {
+            // The registry is there again: that attempts failed before is no reason to wait for long.
+            self.link.unanswered = self.link.unanswered.saturating_add(1);
+            self.link.attempts = self.link.unanswered;
+        }
         self.link.state = State::Waits(Deadline::after(now, self.next_wait()));
         self.link.attempts = self.link.attempts.saturating_add(1);
     }
@@ -132,6 +140,7 @@ impl Member {
 
     pub(super) fn is_welcome(&mut self) {
         self.link.attempts = 0;
+        self.link.unanswered = 0;
         if self.link.away.take().is_some() && self.view.is_some() {
             self.actions.push_back(Action::Back);
         }

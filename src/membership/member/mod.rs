@@ -288,7 +288,8 @@ impl Member {
     }
 
     /// The engine has stopped, as [`Action::Suspend`] asked: it has passed `counted` commits, and `holds` says whether
-    /// it has entered the next one.
+    /// it has entered the next one. Not to be called when the engine was at a boundary already, nor for a view that is
+    /// over.
     pub fn handle_suspended(&mut self, now: Instant, counted: u64, holds: bool) {
         if std::mem::take(&mut self.is_suspending) {
             self.freeze(now, counted, holds, false);

@@ -238,6 +238,10 @@ impl Registry {
         self.tell_all(old, FromRegistry::View(change));
         self.tell_all(new, FromRegistry::View(whole));
         self.note(Event::View { generation, members: order, counted, verdict, gone, joined, broken, held_up });
+        if self.slots.in_order().any(|(_, entry)| entry.standing == Standing::Left) {
+            // It left before there was this view, and is going to do nothing in it.
+            self.begin_change(now);
+        }
     }
 
     /// The view with all its members, for those that do not have the one before.
