@@ -105,6 +105,21 @@ impl Error {
         }
     }
 
+    /// The same error with `names[rank]` for each rank: what is known by numbers of one group, in those of another.
+    pub fn renamed(mut self, names: &[usize]) -> Self {
+        let rename = |rank: &mut usize| *rank = names.get(*rank).copied().unwrap_or(*rank);
+        match &mut self {
+            Self::Mismatch { ours, theirs, .. } => {
+                rename(&mut ours.0);
+                rename(&mut theirs.0);
+            }
+            Self::PeerFailed { rank, .. } => rename(rank),
+            Self::Timeout { waiting_for, .. } => waiting_for.iter_mut().for_each(rename),
+            Self::InvalidArgument { .. } | Self::Closed { .. } | Self::Environment { .. } | Self::Internal { .. } => {}
+        }
+        self
+    }
+
     /// Whether the same call may succeed when tried again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Environment { .. })
