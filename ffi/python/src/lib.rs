@@ -9,6 +9,7 @@ mod communicator;
 mod dlpack;
 mod handle;
 mod memory;
+mod numbers;
 mod process;
 
 use pyo3::prelude::*;
