@@ -1,6 +1,7 @@
 //! A pending operation, untyped.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,12 @@ pub struct Handle {
     pub(super) completion: Arc<Completion>,
     /// Of a message, whose engine knows a sender 0 and a receiver 1: their ranks in the communicator, for its errors.
     pub(super) link: Option<[usize; 2]>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
 }
 
 impl Handle {
