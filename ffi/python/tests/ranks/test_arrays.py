@@ -291,7 +291,7 @@ def test_memory_that_cannot_be_used_is_refused_before_anything_is_sent() -> None
         lambda: phalanx.split(-1),
         lambda: phalanx.subgroup([-1]),
     ):
-        with pytest.raises(phalanx.InvalidArgumentError, match=r"(rank|tag|colour) -?\d+ given, (at least 0|0 to \d+) expected"):
+        with pytest.raises(phalanx.InvalidArgumentError, match=r"(rank|tag|colour) -?\d+ given, (at least 0|0 to )"):
             call()
     with pytest.raises(TypeError):
         phalanx.broadcast(both, "a")
