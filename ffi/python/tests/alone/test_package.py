@@ -48,6 +48,12 @@ def test_errors_are_pythons_own_too() -> None:
         assert kind("words").fault in ("caller", "peer", "environment", "bug")
 
 
+def test_help_on_a_function_is_that_on_the_method() -> None:
+    assert "postscale_factor * op(" in (phalanx.allreduce.__doc__ or "")
+    for name in phalanx.__all__:
+        assert "The world's" not in (getattr(phalanx, name).__doc__ or ""), name
+
+
 def test_codes_are_the_librarys() -> None:
     owner = bytearray(8)
     for op in phalanx.ReduceOp:
