@@ -117,6 +117,11 @@ impl Elastic {
         self.shared.lock().history.clone()
     }
 
+    /// How many messages of views that were over came to this member, and were dropped.
+    pub fn stale_messages(&self) -> u64 {
+        self.views.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, |views| views.stale())
+    }
+
     /// Asks to leave after the step under way, as a signal would: the next step's outcome has `left` set.
     pub fn request_leave(&self) {
         let mut ledger = self.shared.lock();

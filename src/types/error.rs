@@ -141,7 +141,13 @@ impl Error {
             }
             Self::PeerFailed { rank, .. } => rename(rank),
             Self::Timeout { waiting_for, .. } => waiting_for.iter_mut().for_each(rename),
-            Self::InvalidArgument { .. } | Self::Closed { .. } | Self::Environment { .. } | Self::Internal { .. } => {}
+            Self::StateDiffers { ranks } => ranks.iter_mut().for_each(rename),
+            Self::ViewChanged { .. }
+            | Self::Evicted { .. }
+            | Self::InvalidArgument { .. }
+            | Self::Closed { .. }
+            | Self::Environment { .. }
+            | Self::Internal { .. } => {}
         }
         self
     }

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal};
 use super::super::Demo;
 use super::super::digits::Digits;
 use super::super::report::{Begin, Message, Renderer, Summary};
-use super::super::training::{MOMENTUM, WIDTHS};
+use super::super::training::WIDTHS;
 use super::faults::{Fault, plan};
 use super::{Ending, Report, Told, View};
 
@@ -69,6 +69,8 @@ pub fn drive(demo: &Demo, ranks: usize, digits: &Digits) -> Result<ExitCode> {
     };
     driver.renderer.show(&Message::Begin(Begin {
         ranks,
+        local_ranks: ranks,
+        processors: phalanx::sys::process::usable_processors(),
         network: WIDTHS.map(|width| width.to_string()).join("-"),
         parameters: WIDTHS.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum(),
         images: digits.training.len(),
@@ -76,7 +78,6 @@ pub fn drive(demo: &Demo, ranks: usize, digits: &Digits) -> Result<ExitCode> {
         steps: steps as usize,
         epochs: demo.epochs,
     }));
-    debug_assert!(MOMENTUM < 1.0);
     for rank in 0..ranks {
         driver.start(Some(rank))?;
     }
