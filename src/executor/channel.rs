@@ -9,6 +9,8 @@ use crate::types::{CommunicatorId, Error, Signature};
 pub(super) struct Channel {
     /// World ranks, in the order of the communicator's own ranks.
     pub members: Arc<[usize]>,
+    /// What each member is called in errors: its rank in the communicator on which the user made the call.
+    names: Option<[usize; 2]>,
     /// This process's rank in the communicator.
     pub rank: usize,
     /// The number of the next operation that starts here.
@@ -34,6 +36,7 @@ impl Channel {
     pub fn new(members: Arc<[usize]>, rank: usize) -> Self {
         Self {
             members,
+            names: None,
             rank,
             next_sequence: 0,
             late_failure: None,
@@ -41,6 +44,16 @@ impl Channel {
             early: BTreeMap::new(),
             ended: VecDeque::new(),
         }
+    }
+
+    /// The channel of messages between two ranks, which are called by `names`.
+    pub fn link(members: [usize; 2], names: [usize; 2], rank: usize) -> Self {
+        Self { names: Some(names), ..Self::new(members.into(), rank) }
+    }
+
+    /// What a member is called in errors.
+    pub fn name(&self, rank: usize) -> usize {
+        self.names.and_then(|names| names.get(rank).copied()).unwrap_or(rank)
     }
 
     /// The rank in this communicator of a world rank.

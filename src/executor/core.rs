@@ -129,11 +129,11 @@ impl Core {
     }
 
     /// Adds a communicator. What peers said of it before is heard now.
-    pub fn add_channel(&mut self, id: CommunicatorId, members: Arc<[usize]>, rank: usize) -> Result<()> {
+    pub fn add_channel(&mut self, id: CommunicatorId, channel: Channel) -> Result<()> {
         if self.channels.contains_key(&id) {
             return Err(Error::internal(format_args!("two communicators with the id {:#x}", id.0)));
         }
-        self.channels.insert(id, Channel::new(members, rank));
+        self.channels.insert(id, channel);
         let (mine, others) = std::mem::take(&mut self.unknown).into_iter().partition(|(_, said)| {
             let (Unknown::Early(tag, _) | Unknown::Abort(tag, _)) = said;
             tag.communicator == id
@@ -168,14 +168,16 @@ impl Core {
             let error = Error::internal("an operation on a communicator that the engine does not know");
             return completion.finish(Err(error), work.keep.take());
         };
-        let mut refusal = None;
         let mut early = Vec::new();
-        if !is_point_to_point(tag.communicator) {
+        if is_point_to_point(tag.communicator) {
+            // Numbered by the caller; two threads may come out of order.
+            channel.next_sequence = channel.next_sequence.max(tag.sequence + 1);
+        } else {
             tag.sequence = channel.next_sequence;
             channel.next_sequence += 1;
             early = channel.take_early(tag.sequence);
-            refusal = channel.abort_cause(tag.sequence).cloned().or_else(|| channel.late_failure.take());
         }
+        let mut refusal = channel.abort_cause(tag.sequence).cloned().or_else(|| channel.late_failure.take());
         let oversized = work.schedule.steps.iter().any(|step| step.instructions.len() > token::MAX_INSTRUCTIONS);
         if oversized || (self.free.is_empty() && self.slots.len() == token::MAX_SLOTS) {
             refusal = Some(Error::invalid("too many operations in flight, or too many ranks in one step"));
@@ -261,7 +263,7 @@ impl Core {
             }
             Peer::Gone(detail) => {
                 return Err(Error::PeerFailed {
-                    rank: peer,
+                    rank: self.channels.get(&tag.communicator).map_or(peer, |channel| channel.name(peer)),
                     operation: signature.to_string().into(),
                     detail: detail.clone(),
                 });
@@ -295,7 +297,7 @@ impl Core {
             if channel.rank_of(peer).is_some() {
                 for (sequence, cause) in channel.aborts() {
                     let tag = Tag { communicator, sequence };
-                    endpoint.notify(frame(&Notice::Abort { tag, cause: cause.clone() }, channel.rank));
+                    endpoint.notify(frame(&Notice::Abort { tag, cause: cause.clone() }, channel.name(channel.rank)));
                 }
             }
         }
@@ -415,16 +417,18 @@ impl Core {
 
     /// Some rank gave the operation up.
     fn handle_abort(&mut self, peer: usize, tag: Tag, cause: Error) {
-        if is_point_to_point(tag.communicator) {
-            if let Some(&slot) = self.by_tag.get(&tag) {
-                self.fail(slot, cause, false);
-            }
-            return;
-        }
         let Some(channel) = self.channels.get_mut(&tag.communicator) else {
             return self.remember_unknown(peer, Unknown::Abort(tag, cause));
         };
         if channel.rank_of(peer).is_none() {
+            return;
+        }
+        if is_point_to_point(tag.communicator) {
+            match self.by_tag.get(&tag) {
+                Some(&slot) => self.fail(slot, cause, false),
+                // Whoever starts the other half of this message later is told then.
+                None => drop(channel.abort(tag.sequence, &cause)),
+            }
             return;
         }
         if let Some(&slot) = self.by_tag.get(&tag) {
@@ -454,8 +458,8 @@ impl Core {
         let from = channel.rank_of(peer).unwrap_or(peer);
         let cause = Error::Mismatch {
             sequence: operation.tag.sequence,
-            ours: (channel.rank, operation.call_towards(from)),
-            theirs: (from, theirs),
+            ours: (channel.name(channel.rank), operation.call_towards(from)),
+            theirs: (channel.name(from), theirs),
         };
         self.fail(slot, cause, true);
     }
@@ -506,7 +510,7 @@ impl Core {
         let Some(channel) = self.channels.get(&tag.communicator) else {
             return;
         };
-        let (members, own) = (channel.members.clone(), channel.rank);
+        let (members, own) = (channel.members.clone(), channel.name(channel.rank));
         let notice = frame(&Notice::Abort { tag, cause: cause.clone() }, own);
         for &member in members.iter() {
             self.notify(member, notice.clone());
@@ -543,7 +547,7 @@ impl Core {
             let Some(channel) = self.channels.get(&operation.tag.communicator) else {
                 continue;
             };
-            if let Some(rank) = channel.rank_of(peer) {
+            if let Some(rank) = channel.rank_of(peer).map(|rank| channel.name(rank)) {
                 let operation = operation.signature.to_string().into();
                 self.fail(slot, Error::PeerFailed { rank, operation, detail: detail.clone() }, true);
             }
@@ -561,7 +565,7 @@ impl Core {
                 .waiting_for()
                 .into_iter()
                 .find(|&rank| matches!(self.peers[channel.members[rank]], Peer::Connected { left: true, .. }));
-            if let Some(rank) = departed {
+            if let Some(rank) = departed.map(|rank| channel.name(rank)) {
                 let operation = operation.signature.to_string().into();
                 let detail = "it shut its communicator down without taking part".into();
                 self.fail(slot, Error::PeerFailed { rank, operation, detail }, true);
@@ -582,8 +586,8 @@ impl Core {
     fn timeout(&self, slot: usize, now: Instant) -> Error {
         let Some(operation) = &self.slots[slot].operation else { return Error::internal("no operation to time out") };
         let waiting_for = operation.waiting_for();
-        let members = self.channels.get(&operation.tag.communicator).map(|channel| channel.members.clone());
-        let link = |rank: usize| match members.as_ref().map(|members| &self.peers[members[rank]]) {
+        let channel = self.channels.get(&operation.tag.communicator);
+        let link = |rank: usize| match channel.map(|channel| &self.peers[channel.members[rank]]) {
             Some(Peer::Connected { endpoint, .. }) => endpoint.link().to_string(),
             Some(Peer::Dialling(_)) => "not connected yet".into(),
             _ => "no link".into(),
@@ -592,7 +596,7 @@ impl Core {
         Error::Timeout {
             operation: operation.signature.to_string().into(),
             waited: now.saturating_duration_since(operation.started),
-            waiting_for,
+            waiting_for: waiting_for.iter().map(|&rank| channel.map_or(rank, |channel| channel.name(rank))).collect(),
             detail: links.join(", ").into(),
         }
     }

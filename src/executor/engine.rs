@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::channel::Channel;
 use super::completion::Completion;
 use super::core::Core;
 use super::operation::Work;
@@ -141,8 +142,13 @@ impl Engine {
 
     /// Adds a communicator: its id, its members as world ranks, and which of them this is.
     pub fn add_channel(&self, id: CommunicatorId, members: Arc<[usize]>, rank: usize) -> Result<()> {
-        let mut state = self.shared.lock();
-        state.core.add_channel(id, members, rank)
+        self.shared.lock().core.add_channel(id, Channel::new(members, rank))
+    }
+
+    /// Adds a channel for messages from one rank to another. `names` is what the two, given as world ranks, are called
+    /// in errors; `rank` is 0 on the sender and 1 on the receiver.
+    pub fn add_link(&self, id: CommunicatorId, members: [usize; 2], names: [usize; 2], rank: usize) -> Result<()> {
+        self.shared.lock().core.add_channel(id, Channel::link(members, names, rank))
     }
 
     /// Forgets a communicator.

@@ -5,6 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::channel::Channel;
 use super::completion::Completion;
 use super::core::Core;
 use super::engine::Dial;
@@ -219,7 +220,7 @@ impl Cluster {
         let net = Arc::new(Mutex::new(net));
         let cores = (0..size).map(|me| {
             let mut core = Core::new(me, size, Box::new(Dialler { me, net: net.clone() }));
-            core.add_channel(CommunicatorId::WORLD, (0..size).collect(), me).unwrap();
+            core.add_channel(CommunicatorId::WORLD, Channel::new((0..size).collect(), me)).unwrap();
             Some(core)
         });
         Self { cores: cores.collect(), net: net.clone(), start: Instant::now() }

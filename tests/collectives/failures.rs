@@ -145,3 +145,64 @@ fn a_group_without_the_lost_rank_goes_on() {
         });
     }
 }
+
+/// Errors of messages name the ranks as the caller knows them, not as sender and receiver.
+#[test]
+fn the_other_end_of_a_message_is_named() {
+    for kind in TRANSPORTS {
+        let (met, gone) = (Barrier::new(4), Barrier::new(4));
+        let outcomes = on_world(kind, 4, |comm| {
+            comm.barrier().expect("all are there");
+            met.wait();
+            if comm.rank() == 2 {
+                testing::vanish(&comm);
+                gone.wait();
+                return Ok(());
+            }
+            gone.wait();
+            match comm.rank() {
+                0 => comm.send(&[1u8; 1 << 20], 2, 5),
+                1 => comm.recv(&mut [0u8; 9], 2, 5),
+                _ => comm.with_timeout(Duration::from_millis(100)).recv(&mut [0u8; 9], 1, 6),
+            }
+        });
+        for rank in [0, 1] {
+            let outcome = &outcomes[rank];
+            assert!(matches!(outcome, Err(Error::PeerFailed { rank: 2, .. })), "{kind}, rank {rank}: {outcome:?}");
+        }
+        let Err(Error::Timeout { waiting_for, .. }) = &outcomes[3] else { panic!("{kind}: {:?}", outcomes[3]) };
+        assert_eq!(*waiting_for, [1], "{kind}");
+    }
+}
+
+/// A message that one side has given up is not waited for by the other, whichever comes first.
+#[test]
+fn the_late_end_of_a_message_that_was_given_up_is_told() {
+    for kind in TRANSPORTS {
+        for late_sends in [false, true] {
+            let given_up = Barrier::new(2);
+            let outcomes = on_world(kind, 2, |comm| {
+                comm.barrier().expect("both are there");
+                let message = |comm: &phalanx::Communicator, sends: bool| {
+                    let mut data = vec![1u8; 1 << 20];
+                    if sends { comm.send(&data, 1 - comm.rank(), 5) } else { comm.recv(&mut data, 1 - comm.rank(), 5) }
+                };
+                if comm.rank() == 0 {
+                    let outcome = message(&comm.with_timeout(Duration::from_millis(50)), !late_sends);
+                    given_up.wait();
+                    // The notice travels with whatever comes next.
+                    comm.barrier().expect("both go on");
+                    return (outcome, Duration::ZERO);
+                }
+                given_up.wait();
+                comm.barrier().expect("both go on");
+                let since = Instant::now();
+                (message(&comm, late_sends), since.elapsed())
+            });
+            for (outcome, took) in outcomes {
+                assert!(matches!(outcome, Err(Error::Timeout { .. })), "{kind}, {late_sends}: {outcome:?}");
+                assert!(took < Duration::from_secs(1), "{kind}: waited for {took:?}");
+            }
+        }
+    }
+}
