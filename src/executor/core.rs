@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::channel::{Channel, is_point_to_point};
+use super::channel::{Channel, Early, is_point_to_point};
 use super::completion::Completion;
 use super::engine::Dial;
 use super::operation::{Message, Operation, Work};
@@ -195,12 +195,12 @@ impl Core {
             self.slots.len() - 1
         });
         self.slots[slot].uses = self.slots[slot].uses.wrapping_add(1) & 0xff_ffff;
-        let differs = early.into_iter().find(|(_, theirs)| !operation.agrees_with(theirs));
+        let differs = early.into_iter().find(|message| !operation.agrees_with(&message.call));
         self.slots[slot].operation = Some(operation);
         self.by_tag.insert(tag, slot);
         self.active += 1;
-        if let Some((from, theirs)) = differs {
-            return self.fail_with_mismatch(slot, from, theirs);
+        if let Some(message) = differs {
+            return self.fail_with_mismatch(slot, message);
         }
         self.run_steps(slot);
     }
@@ -337,10 +337,14 @@ impl Core {
             Event::Sent(token) | Event::Received(token) => self.handle_complete(token),
             Event::Early { tag, signature } => self.handle_early(peer, tag, signature),
             Event::Mismatch { tag, theirs } => {
-                match self.by_tag.get(&tag) {
-                    Some(&slot) => self.fail_with_mismatch(slot, peer, theirs),
+                let channel = self.channels.get(&tag.communicator);
+                match (self.by_tag.get(&tag), channel.and_then(|channel| channel.rank_of(peer))) {
+                    (Some(&slot), Some(from)) => {
+                        let unaware = channel.and_then(|channel| channel.unaware(from, tag.sequence)).cloned();
+                        self.fail_with_mismatch(slot, Early { from, call: theirs, unaware });
+                    }
                     // The operation has ended here since.
-                    None => self.handle_early(peer, tag, theirs),
+                    _ => self.handle_early(peer, tag, theirs),
                 }
             }
             Event::Notice(frame) => match Notice::decode(&frame.0) {
@@ -397,10 +401,11 @@ impl Core {
         if let Some(&slot) = self.by_tag.get(&tag) {
             let matches = self.slots[slot].operation.as_ref().is_none_or(|here| here.agrees_with(&signature));
             if !matches {
-                self.fail_with_mismatch(slot, peer, signature);
+                let unaware = channel.unaware(from, tag.sequence).cloned();
+                self.fail_with_mismatch(slot, Early { from, call: signature, unaware });
             }
         } else if tag.sequence >= channel.next_sequence {
-            channel.remember_early(tag.sequence, peer, signature);
+            channel.remember_early(tag.sequence, from, signature);
         } else if let Some(ours) = channel.ended_call(tag.sequence)
             // The counts of an alltoall may be those of single exchanges.
             && ours != (if ours.collective == Collective::Alltoall {
@@ -409,9 +414,10 @@ impl Core {
                 signature
             })
         {
-            let cause =
+            let mismatch =
                 Error::Mismatch { sequence: tag.sequence, ours: (channel.rank, ours), theirs: (from, signature) };
-            self.handle_abort(peer, tag, cause);
+            let cause = channel.unaware(from, tag.sequence).cloned().unwrap_or(mismatch);
+            self.give_up_ended(tag, cause);
         }
     }
 
@@ -420,9 +426,9 @@ impl Core {
         let Some(channel) = self.channels.get_mut(&tag.communicator) else {
             return self.remember_unknown(peer, Unknown::Abort(tag, cause));
         };
-        if channel.rank_of(peer).is_none() {
+        let Some(from) = channel.rank_of(peer) else {
             return;
-        }
+        };
         if is_point_to_point(tag.communicator) {
             match self.by_tag.get(&tag) {
                 Some(&slot) => self.fail(slot, cause, false),
@@ -431,15 +437,44 @@ impl Core {
             }
             return;
         }
-        if let Some(&slot) = self.by_tag.get(&tag) {
-            return self.fail(slot, cause, true);
+        match self.by_tag.get(&tag) {
+            Some(&slot) => self.fail(slot, cause, true),
+            None => self.give_up_ended(tag, cause),
         }
-        if channel.abort(tag.sequence, &cause) {
-            if tag.sequence < channel.next_sequence {
-                channel.late_failure = Some(cause.clone());
+        if let Some(channel) = self.channels.get_mut(&tag.communicator) {
+            channel.hear(tag.sequence, from);
+        }
+    }
+
+    /// An operation that is not in flight here, any more or yet, was given up.
+    fn give_up_ended(&mut self, tag: Tag, cause: Error) {
+        let Some(channel) = self.channels.get_mut(&tag.communicator) else {
+            return;
+        };
+        let passed = tag.sequence < channel.next_sequence && !channel.knows(&cause);
+        if !channel.abort(tag.sequence, &cause) {
+            return;
+        }
+        self.tell_abort(tag, &cause);
+        if passed {
+            // It ended well here, and this rank went on. Those that gave it up went on to another call, perhaps, and
+            // what this one waits for may never come.
+            match self.next_in_flight(tag) {
+                Some(slot) => self.fail(slot, cause, true),
+                None => {
+                    if let Some(channel) = self.channels.get_mut(&tag.communicator) {
+                        channel.late_failure = Some(cause);
+                    }
+                }
             }
-            self.tell_abort(tag, &cause);
         }
+    }
+
+    /// The oldest operation in flight that comes after one on the same communicator.
+    fn next_in_flight(&self, tag: Tag) -> Option<usize> {
+        let later = self.by_tag.iter().filter(|(other, _)| other.communicator == tag.communicator);
+        let later = later.filter(|(other, _)| other.sequence > tag.sequence);
+        later.min_by_key(|(other, _)| other.sequence).map(|(_, &slot)| slot)
     }
 
     fn remember_unknown(&mut self, peer: usize, said: Unknown) {
@@ -448,19 +483,22 @@ impl Core {
         }
     }
 
-    fn fail_with_mismatch(&mut self, slot: usize, peer: usize, theirs: Signature) {
+    /// A peer's message belongs to another call. If it did not know yet that an operation before was given up, that is
+    /// the cause: the ranks that knew went on, and it will hear.
+    fn fail_with_mismatch(&mut self, slot: usize, message: Early) {
+        let Early { from, call, unaware } = message;
         let Some(operation) = &self.slots[slot].operation else {
             return;
         };
         let Some(channel) = self.channels.get(&operation.tag.communicator) else {
             return;
         };
-        let from = channel.rank_of(peer).unwrap_or(peer);
-        let cause = Error::Mismatch {
+        let mismatch = || Error::Mismatch {
             sequence: operation.tag.sequence,
             ours: (channel.name(channel.rank), operation.call_towards(from)),
-            theirs: (channel.name(from), theirs),
+            theirs: (channel.name(from), call),
         };
+        let cause = unaware.unwrap_or_else(mismatch);
         self.fail(slot, cause, true);
     }
 

@@ -494,3 +494,53 @@ fn a_timeout_on_one_rank_ends_the_operation_on_all() {
         }
     }
 }
+
+/// A rank that had an operation's result before another gave it up is in its next call when it hears. The others made
+/// another call meanwhile: what they see is the cause, and no mismatch.
+#[test]
+fn ranks_that_went_on_hear_the_cause_and_nothing_else() {
+    let mut went_on = 0;
+    for seed in 0..300 {
+        let size = 3 + seed as usize % 4;
+        let mut cluster = Cluster::new(seed, size);
+        let call = SimCall { count: 1 + cluster.below(12), ..random_call(&cluster) };
+        let recovery = SimCall { collective: Collective::Allreduce, algorithm: Algorithm::TwoShot, count: 2, root: 0 };
+        let first: Vec<_> = (0..size).map(|rank| Some(cluster.submit(rank, call, Duration::from_secs(10)))).collect();
+        let done = |flight: &Option<Flight>| flight.as_ref().unwrap().completion.is_done();
+        while !first.iter().any(done) {
+            cluster.turn();
+        }
+        let Some(noticing) = (0..size).find(|&rank| !done(&first[rank])) else { continue };
+        let second: Vec<_> =
+            (0..size).map(|rank| done(&first[rank]).then(|| cluster.submit(rank, call, FAR))).collect();
+        went_on += second.iter().flatten().count();
+        cluster.cores[noticing].as_mut().unwrap().check(cluster.start + Duration::from_secs(11));
+        let mut flights = vec![first, second];
+        assert!(cluster.settle(&flights[..1]), "seed {seed}: does not end");
+        for rank in 0..size {
+            let failed = flights[0][rank].as_ref().unwrap().completion.outcome().unwrap().is_err();
+            if flights[1][rank].is_none() {
+                flights[1][rank] = Some(cluster.submit(rank, if failed { recovery } else { call }, FAR));
+            }
+        }
+        assert!(cluster.settle(&flights), "seed {seed}: does not end");
+        // Who had even that before it heard reports the cause at its next call. Then all go on.
+        for _ in 0..2 {
+            flights.push((0..size).map(|rank| Some(cluster.submit(rank, recovery, FAR))).collect());
+            assert!(cluster.settle(&flights), "seed {seed}: does not end");
+        }
+        for rank in 0..size {
+            let outcomes: Vec<_> =
+                flights.iter().map(|op| op[rank].as_ref().unwrap().completion.outcome().unwrap()).collect();
+            assert!(outcomes.iter().any(Result::is_err), "seed {seed}, rank {rank}: not told: {call:?}");
+            assert_eq!(outcomes[3], Ok(()), "seed {seed}, rank {rank}: does not go on: {call:?}");
+            for outcome in outcomes {
+                assert!(
+                    matches!(outcome, Ok(()) | Err(Error::Timeout { .. })),
+                    "seed {seed}, rank {rank}: {call:?} {outcome:?}"
+                );
+            }
+        }
+    }
+    assert!(went_on > 20, "{went_on} ranks went on: too few to show anything");
+}
