@@ -1,14 +1,17 @@
 //! The state of the engine, and what every event does to it. Always behind the engine's lock.
 
+mod late;
+
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::channel::{Channel, Early, is_point_to_point};
 use super::completion::Completion;
 use super::engine::Dial;
 use super::operation::{Message, Operation, Work};
 use super::scratch::ScratchPool;
+use super::waits::Answer;
 use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendRequest, Token};
 use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag, TransportKind};
 use crate::wire::notice::Notice;
@@ -54,10 +57,6 @@ struct Slot {
     uses: u32,
     operation: Option<Operation>,
 }
-
-/// How long a step may wait before the peers it waits for are told. Ranks are often a few milliseconds apart; one that is
-/// this late may be in another call, where nobody would send a message to show it.
-const TELL_AFTER: Duration = Duration::from_millis(100);
 
 /// A token is a slot (20 bits), its uses (24 bits) and an instruction number (20 bits).
 mod token {
@@ -356,7 +355,13 @@ impl Core {
                 Some(Notice::PeerFailed { detail, .. }) => {
                     self.lose(peer, format!("it gave this rank up: {detail}").into(), false);
                 }
-                Some(Notice::Waiting { tag, signature }) => self.handle_early(peer, tag, signature),
+                Some(Notice::Waiting { tag, signature, round }) => {
+                    self.handle_early(peer, tag, signature);
+                    self.handle_question(peer, tag, round);
+                }
+                Some(Notice::Stuck { tag, round, rank, step, waiting_for }) => {
+                    self.handle_answer(peer, tag, round, rank, Answer { step, waiting_for });
+                }
                 None => self.lose(peer, "it sent a garbled notice".into(), true),
             },
             Event::Goodbye => {
@@ -592,53 +597,6 @@ impl Core {
         }
     }
 
-    /// Looks after operations that do not move: fails those past their deadline and those that wait for a peer that
-    /// said goodbye; tells peers that have been waited for long. Called when nothing moves.
-    pub fn check(&mut self, now: Instant) {
-        for slot in 0..self.slots.len() {
-            let Some(operation) = &mut self.slots[slot].operation else { continue };
-            let Some(channel) = self.channels.get(&operation.tag.communicator) else { continue };
-            let since = *operation.step_seen.get_or_insert(now);
-            let departed = operation
-                .waiting_for()
-                .into_iter()
-                .find(|&rank| matches!(self.peers[channel.members[rank]], Peer::Connected { left: true, .. }));
-            if let Some(rank) = departed.map(|rank| channel.name(rank)) {
-                let operation = operation.signature.to_string().into();
-                let detail = "it shut its communicator down without taking part".into();
-                self.fail(slot, Error::PeerFailed { rank, operation, detail }, true);
-            } else if operation.deadline.has_passed(now) {
-                let cause = self.timeout(slot, now);
-                self.fail(slot, cause, true);
-            } else if !operation.step_told && now.duration_since(since) >= TELL_AFTER {
-                operation.step_told = true;
-                let (tag, signature, own) = (operation.tag, operation.signature, channel.rank);
-                let peers: Vec<_> = operation.waiting_for().iter().map(|&rank| channel.members[rank]).collect();
-                let notice = frame(&Notice::Waiting { tag, signature }, own);
-                peers.into_iter().for_each(|peer| self.notify(peer, notice.clone()));
-            }
-        }
-    }
-
-    /// The error of an operation whose deadline has passed.
-    fn timeout(&self, slot: usize, now: Instant) -> Error {
-        let Some(operation) = &self.slots[slot].operation else { return Error::internal("no operation to time out") };
-        let waiting_for = operation.waiting_for();
-        let channel = self.channels.get(&operation.tag.communicator);
-        let link = |rank: usize| match channel.map(|channel| &self.peers[channel.members[rank]]) {
-            Some(Peer::Connected { endpoint, .. }) => endpoint.link().to_string(),
-            Some(Peer::Dialling(_)) => "not connected yet".into(),
-            _ => "no link".into(),
-        };
-        let links: Vec<_> = waiting_for.iter().take(8).map(|&rank| link(rank)).collect();
-        Error::Timeout {
-            operation: operation.signature.to_string().into(),
-            waited: now.saturating_duration_since(operation.started),
-            waiting_for: waiting_for.iter().map(|&rank| channel.map_or(rank, |channel| channel.name(rank))).collect(),
-            detail: links.join(", ").into(),
-        }
-    }
-
     /// Gives up the operation of this completion, if it is in flight.
     pub fn give_up(&mut self, completion: &Arc<Completion>, cause: Error) {
         let slot = self.slots.iter().position(|slot| {
@@ -647,15 +605,6 @@ impl Core {
         if let Some(slot) = slot {
             self.fail(slot, cause, true);
         }
-    }
-
-    /// How long nothing may happen before [`check`](Self::check) has something to do; `None`: for ever.
-    pub fn time_to_check(&self, now: Instant) -> Option<Duration> {
-        let time = |operation: &Operation| {
-            let deadline = operation.deadline.remaining(now);
-            if operation.step_told { deadline } else { deadline.min(TELL_AFTER) }
-        };
-        self.slots.iter().filter_map(|slot| slot.operation.as_ref()).map(time).min()
     }
 
     /// Whether nothing can move until a peer acts.

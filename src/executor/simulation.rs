@@ -202,6 +202,8 @@ struct Cluster {
     cores: Vec<Option<Core>>,
     net: Arc<Mutex<Net>>,
     start: Instant,
+    /// A rank that does not move, though connections to it come into being.
+    asleep: Option<usize>,
 }
 
 /// A call of the simulation, the same on every rank unless a mismatch is wanted.
@@ -223,7 +225,7 @@ impl Cluster {
             core.add_channel(CommunicatorId::WORLD, Channel::new((0..size).collect(), me)).unwrap();
             Some(core)
         });
-        Self { cores: cores.collect(), net: net.clone(), start: Instant::now() }
+        Self { cores: cores.collect(), net: net.clone(), start: Instant::now(), asleep: None }
     }
 
     fn below(&self, limit: usize) -> usize {
@@ -288,7 +290,18 @@ impl Cluster {
 
     /// Lets one random rank, or one random dial, move.
     fn turn(&mut self) {
-        let size = self.cores.len();
+        self.connect();
+        let rank = self.below(self.cores.len());
+        if self.asleep == Some(rank) {
+            return;
+        }
+        if let Some(core) = &mut self.cores[rank] {
+            core.progress();
+        }
+    }
+
+    /// Makes one random connection that was asked for, perhaps.
+    fn connect(&mut self) {
         let dial = {
             let mut net = self.net.lock().unwrap();
             if !net.dials.is_empty() && net.below(3) == 0 {
@@ -310,10 +323,6 @@ impl Cluster {
                 };
                 core.handle_connection(peer, outcome);
             }
-        }
-        let rank = self.below(size);
-        if let Some(core) = &mut self.cores[rank] {
-            core.progress();
         }
     }
 
@@ -543,4 +552,45 @@ fn ranks_that_went_on_hear_the_cause_and_nothing_else() {
         }
     }
     assert!(went_on > 20, "{went_on} ranks went on: too few to show anything");
+}
+
+/// Whoever's deadline passes first names the silent rank, however many others wait between the two.
+#[test]
+fn the_silent_rank_is_named_and_no_other() {
+    let mut indirect = 0;
+    for seed in 0..120 {
+        let size = 3 + seed as usize % 6;
+        let mut cluster = Cluster::new(seed, size);
+        let silent = cluster.below(size);
+        let noticing = (silent + 1 + cluster.below(size - 1)) % size;
+        let algorithms = schedule::algorithms_for(Collective::Allreduce);
+        let algorithm = algorithms[cluster.below(algorithms.len())];
+        let call = SimCall { collective: Collective::Allreduce, count: 1 + cluster.below(12), algorithm, root: 0 };
+        let flights: Vec<_> = (0..size)
+            .map(|rank| (rank != silent).then(|| cluster.submit(rank, call, Duration::from_secs(10))))
+            .collect();
+        cluster.asleep = Some(silent);
+        let turns = |cluster: &mut Cluster| (0..2000).for_each(|_| cluster.turn());
+        turns(&mut cluster);
+        for milliseconds in [100, 300, 9200, 10_000] {
+            // One is first. Some are not connected to it, and have their own deadlines.
+            for (later, first) in [(milliseconds, true), (milliseconds + 50, false)] {
+                let later = cluster.start + Duration::from_millis(later);
+                for rank in (0..size).filter(|&rank| rank != silent && (rank == noticing) == first) {
+                    cluster.cores[rank].as_mut().unwrap().check(later);
+                }
+                turns(&mut cluster);
+            }
+        }
+        for (rank, flight) in flights.iter().enumerate() {
+            let Some(flight) = flight else { continue };
+            let outcome = flight.completion.outcome();
+            let Some(Err(Error::Timeout { waiting_for, detail, .. })) = &outcome else {
+                panic!("seed {seed}, rank {rank}: {call:?} {outcome:?}");
+            };
+            assert_eq!(*waiting_for, [silent], "seed {seed}, rank {rank}: {call:?}");
+            indirect += usize::from(detail.contains("for which rank"));
+        }
+    }
+    assert!(indirect > 40, "{indirect} were named through others: too few to show anything");
 }

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use phalanx::testing;
-use phalanx::types::{Error, ReduceOp};
+use phalanx::types::{Algorithm, Error, ReduceOp};
 
 use crate::support::{TRANSPORTS, on_world};
 
@@ -202,6 +202,31 @@ fn the_late_end_of_a_message_that_was_given_up_is_told() {
             for (outcome, took) in outcomes {
                 assert!(matches!(outcome, Err(Error::Timeout { .. })), "{kind}, {late_sends}: {outcome:?}");
                 assert!(took < Duration::from_secs(1), "{kind}: waited for {took:?}");
+            }
+        }
+    }
+}
+
+/// In a ring most ranks wait for one that waits itself. The silent one is named all the same.
+#[test]
+fn a_silent_rank_is_named_also_by_those_that_wait_for_others() {
+    for kind in TRANSPORTS {
+        for algorithm in [Algorithm::Ring, Algorithm::DoubleTree] {
+            let (size, silent) = (6, 2);
+            let over = Barrier::new(size);
+            let outcomes = on_world(kind, size, |comm| {
+                let comm = comm.with_timeout(Duration::from_millis(800)).with_algorithm(Some(algorithm));
+                let mut data = vec![1f32; 400_000];
+                comm.allreduce(&mut data, ReduceOp::Sum).expect("all are there");
+                let outcome = if comm.rank() == silent { Ok(()) } else { comm.allreduce(&mut data, ReduceOp::Sum) };
+                over.wait();
+                outcome
+            });
+            for (rank, outcome) in outcomes.into_iter().enumerate().filter(|(rank, _)| *rank != silent) {
+                let Err(Error::Timeout { waiting_for, .. }) = &outcome else {
+                    panic!("{kind}, {algorithm}, rank {rank}: {outcome:?}");
+                };
+                assert_eq!(*waiting_for, [silent], "{kind}, {algorithm}, rank {rank}: {outcome:?}");
             }
         }
     }
