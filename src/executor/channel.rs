@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::types::{CommunicatorId, Error, Signature};
+use crate::types::{Collective, CommunicatorId, Error, Signature};
 
 /// An operation that was given up.
 struct GivenUp {
@@ -126,6 +126,21 @@ impl Channel {
     /// Why an operation was given up, if it was.
     pub fn abort_cause(&self, sequence: u64) -> Option<&Error> {
         self.aborted.get(&sequence).map(|given_up| &given_up.cause)
+    }
+
+    /// Whether there may be ranks that have not heard of an operation that was given up. When all have taken part in one
+    /// since, there are none.
+    pub fn has_news(&self) -> bool {
+        let Some((&newest, _)) = self.aborted.last_key_value() else {
+            return false;
+        };
+        let takes_all = |call: &Signature| {
+            !matches!(
+                call.collective,
+                Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
+            )
+        };
+        !self.ended.iter().any(|(sequence, call)| *sequence > newest && takes_all(call))
     }
 
     /// Every remembered abort, for a peer that connects late.

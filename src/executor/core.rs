@@ -1,6 +1,8 @@
 //! The state of the engine, and what every event does to it. Always behind the engine's lock.
 
 mod late;
+mod peers;
+mod token;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use super::operation::{Message, Operation, Work};
 use super::scratch::ScratchPool;
 use super::waits::Answer;
 use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendRequest, Token};
-use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag, TransportKind};
+use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag};
 use crate::wire::notice::Notice;
 
 /// A peer, by world rank.
@@ -32,6 +34,8 @@ enum Peer {
 struct Queue {
     requests: Vec<Request>,
     notices: Vec<Frame>,
+    /// Whether the peer is connected to hear what was given up, which whoever connects is told.
+    to_tell: bool,
 }
 
 enum Request {
@@ -56,22 +60,6 @@ impl Request {
 struct Slot {
     uses: u32,
     operation: Option<Operation>,
-}
-
-/// A token is a slot (20 bits), its uses (24 bits) and an instruction number (20 bits).
-mod token {
-    use crate::transport::Token;
-
-    pub const MAX_SLOTS: usize = 1 << 20;
-    pub const MAX_INSTRUCTIONS: usize = 1 << 20;
-
-    pub fn new(slot: usize, uses: u32, instruction: usize) -> Token {
-        Token((slot as u64) << 44 | u64::from(uses & 0xff_ffff) << 20 | instruction as u64)
-    }
-
-    pub fn parts(token: Token) -> (usize, u32, usize) {
-        ((token.0 >> 44) as usize, (token.0 >> 20) as u32 & 0xff_ffff, token.0 as usize & 0xf_ffff)
-    }
 }
 
 /// Everything the engine knows.
@@ -257,7 +245,7 @@ impl Core {
             Peer::Connected { endpoint, .. } => hand_over(endpoint.as_mut(), request),
             Peer::Dialling(queue) => queue.requests.push(request),
             state @ Peer::Unconnected => {
-                *state = Peer::Dialling(Queue { requests: vec![request], notices: Vec::new() });
+                *state = Peer::Dialling(Queue { requests: vec![request], ..Queue::default() });
                 self.dial.dial(world);
             }
             Peer::Gone(detail) => {
@@ -269,41 +257,6 @@ impl Core {
             }
         }
         Ok(())
-    }
-
-    /// A connection has come into being, or could not.
-    pub fn handle_connection(&mut self, peer: usize, outcome: Result<Box<dyn Endpoint>>) {
-        let mut endpoint = match outcome {
-            Ok(endpoint) => endpoint,
-            Err(error) => return self.lose(peer, error.to_string().into(), true),
-        };
-        let queue = match std::mem::replace(&mut self.peers[peer], Peer::Unconnected) {
-            Peer::Dialling(queue) => queue,
-            Peer::Unconnected => Queue::default(),
-            // A second connection, or one from a rank that was given up: the first word stands.
-            state @ (Peer::Connected { .. } | Peer::Gone(_)) => {
-                self.peers[peer] = state;
-                return;
-            }
-        };
-        // Whoever connects late learns what was given up, and who is gone, before anything else.
-        for (rank, state) in self.peers.iter().enumerate() {
-            if let Peer::Gone(detail) = state {
-                endpoint.notify(frame(&Notice::PeerFailed { rank, detail: detail.to_string() }, self.rank));
-            }
-        }
-        for (&communicator, channel) in &self.channels {
-            if channel.rank_of(peer).is_some() {
-                for (sequence, cause) in channel.aborts() {
-                    let tag = Tag { communicator, sequence };
-                    endpoint.notify(frame(&Notice::Abort { tag, cause: cause.clone() }, channel.name(channel.rank)));
-                }
-            }
-        }
-        queue.notices.into_iter().for_each(|notice| endpoint.notify(notice));
-        self.untold = true;
-        queue.requests.into_iter().for_each(|request| hand_over(endpoint.as_mut(), request));
-        self.peers[peer] = Peer::Connected { endpoint, left: false };
     }
 
     /// Whether there is something to move: operations, or notices that have not left. Who gives an operation up returns
@@ -569,34 +522,6 @@ impl Core {
         }
     }
 
-    /// A peer is gone: every operation that it is part of fails, here and, with `tell`, everywhere.
-    fn lose(&mut self, peer: usize, detail: Arc<str>, tell: bool) {
-        if matches!(self.peers[peer], Peer::Gone(_)) {
-            return;
-        }
-        tracing::debug!(peer, %detail, "lost a peer");
-        // Dropping the endpoint first gives the memory of everything posted on it back.
-        self.peers[peer] = Peer::Gone(detail.clone());
-        if tell {
-            let notice = frame(&Notice::PeerFailed { rank: peer, detail: detail.to_string() }, self.rank);
-            for other in 0..self.peers.len() {
-                self.notify(other, notice.clone());
-            }
-        }
-        for slot in 0..self.slots.len() {
-            let Some(operation) = &self.slots[slot].operation else {
-                continue;
-            };
-            let Some(channel) = self.channels.get(&operation.tag.communicator) else {
-                continue;
-            };
-            if let Some(rank) = channel.rank_of(peer).map(|rank| channel.name(rank)) {
-                let operation = operation.signature.to_string().into();
-                self.fail(slot, Error::PeerFailed { rank, operation, detail: detail.clone() }, true);
-            }
-        }
-    }
-
     /// Gives up the operation of this completion, if it is in flight.
     pub fn give_up(&mut self, completion: &Arc<Completion>, cause: Error) {
         let slot = self.slots.iter().position(|slot| {
@@ -618,24 +543,6 @@ impl Core {
         quiet
     }
 
-    /// Says goodbye to every connected peer; no operation starts after it.
-    pub fn close(&mut self) {
-        self.closed = true;
-        for peer in &mut self.peers {
-            if let Peer::Connected { endpoint, .. } = peer {
-                endpoint.say_goodbye();
-            }
-        }
-    }
-
-    /// Drops every connection without a word.
-    pub fn vanish(&mut self) {
-        self.closed = true;
-        for peer in 0..self.peers.len() {
-            self.lose(peer, "this rank vanished".into(), false);
-        }
-    }
-
     /// Whether everything said has been handed to the carriers. A peer that said goodbye has no operation left that
     /// waits for anything, and may have stopped reading.
     pub fn is_drained(&self) -> bool {
@@ -643,15 +550,6 @@ impl Core {
             Peer::Connected { endpoint, left } => *left || endpoint.is_drained(),
             _ => true,
         })
-    }
-
-    /// The carrier to each connected peer.
-    pub fn links(&self) -> Vec<(usize, TransportKind)> {
-        let kinds = self.peers.iter().enumerate().filter_map(|(rank, peer)| match peer {
-            Peer::Connected { endpoint, .. } => Some((rank, endpoint.kind())),
-            _ => None,
-        });
-        kinds.collect()
     }
 }
 

@@ -82,12 +82,18 @@ const POLLS_PER_LOOK: u32 = 64;
 /// The longest sleep without a look at deadlines and departed peers.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
 
+/// How long a rank that ends after a failure tries to reach those who may not have heard of it. A connection within a
+/// host takes a millisecond; a rank that is stopped must not hold the others up.
+const TELL_LIMIT: Duration = Duration::from_secs(1);
+
 /// When a leader stops driving.
 enum Until<'a> {
     /// The operation has ended, or the deadline has passed.
     Done(&'a Completion, Option<Deadline>),
     /// Nothing is in flight, or a thread that waits wants to drive.
     Idle,
+    /// Nobody is being connected to hear something, or the deadline has passed.
+    Told(Deadline),
     /// Everything said has been handed to the carriers, or the deadline has passed.
     Drained(Deadline),
 }
@@ -245,6 +251,7 @@ impl Engine {
     pub fn close(&self, deadline: Deadline) {
         let mut state = self.shared.lock();
         let mut closed = false;
+        let mut told_by = None;
         loop {
             if state.led {
                 self.shared.sleeper.kick();
@@ -255,7 +262,17 @@ impl Engine {
                 state.followers -= 1;
                 continue;
             }
-            if !closed && (state.core.active == 0 || deadline.has_passed(Instant::now())) {
+            let now = Instant::now();
+            if !closed && (state.core.active == 0 || deadline.has_passed(now)) {
+                let told_by = *told_by.get_or_insert_with(|| {
+                    state.core.tell_the_unconnected();
+                    Deadline::after(now, TELL_LIMIT).min(deadline)
+                });
+                if state.core.is_telling() && !told_by.has_passed(now) {
+                    state = self.shared.lead(state, &Until::Told(told_by));
+                    self.shared.leave(&mut state);
+                    continue;
+                }
                 state.core.close();
                 closed = true;
             }
@@ -341,6 +358,7 @@ impl Shared {
             let reached = match until {
                 Until::Done(completion, _) => completion.is_done(),
                 Until::Idle => !state.core.needs_driving() || state.followers > 0 || state.stopping,
+                Until::Told(_) => !state.core.is_telling(),
                 Until::Drained(_) => state.core.active == 0 && state.core.is_drained(),
             };
             if reached {
@@ -362,7 +380,7 @@ impl Shared {
             self.after_change(&mut state);
             let limit = match until {
                 Until::Done(_, limit) => *limit,
-                Until::Drained(limit) => Some(*limit),
+                Until::Told(limit) | Until::Drained(limit) => Some(*limit),
                 Until::Idle => None,
             };
             if limit.is_some_and(|limit| limit.has_passed(now)) {

@@ -248,3 +248,28 @@ fn what_was_given_up_half_way_does_not_hold_up_the_end() {
         }
     }
 }
+
+/// Those who noticed that a rank died end, and one that comes later hears of the dead rank, not of them.
+#[test]
+fn who_comes_when_the_survivors_have_gone_hears_of_the_dead() {
+    for kind in TRANSPORTS {
+        let gone = Barrier::new(4);
+        let outcomes = on_world(kind, 4, |comm| {
+            match comm.rank() {
+                0 => testing::vanish(&comm),
+                3 => {}
+                _ => {
+                    let outcome = comm.allreduce(&mut [1u8; 3], ReduceOp::Max);
+                    comm.shutdown();
+                    gone.wait();
+                    return outcome;
+                }
+            }
+            gone.wait();
+            if comm.rank() == 3 { comm.barrier() } else { Ok(()) }
+        });
+        for (rank, outcome) in outcomes.iter().enumerate().skip(1) {
+            assert!(matches!(outcome, Err(Error::PeerFailed { rank: 0, .. })), "{kind}, rank {rank}: {outcome:?}");
+        }
+    }
+}

@@ -1,5 +1,8 @@
 //! Different calls at the same place: an error on every rank that shows both calls, and a communicator that goes on.
 
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
 use phalanx::types::{Algorithm, DataType, Error, ReduceOp, Reduction, Result};
 use phalanx::{Call, Communicator};
 
@@ -165,6 +168,39 @@ fn messages_of_different_lengths() {
             let mut calls = [(ours.0, ours.1.count), (theirs.0, theirs.1.count)];
             calls.sort_unstable();
             assert_eq!(calls, [(1, 100_000), (2, 4)], "{kind}");
+        }
+    }
+}
+
+/// The ranks that found the mismatch end at once. One that comes later, and never had a connection to them, hears of it
+/// all the same, and does not take their end for the cause.
+#[test]
+fn who_comes_when_the_others_have_gone_is_told() {
+    for kind in TRANSPORTS {
+        for size in [3, 5] {
+            let late = size - 1;
+            let gone = Barrier::new(size);
+            let errors = on_world(kind, size, |comm| {
+                let call = if comm.rank() == 0 { sum(DataType::F32, 100) } else { sum(DataType::F32, 101) };
+                if comm.rank() == late {
+                    gone.wait();
+                    return make(&comm, &call);
+                }
+                let outcome = make(&comm, &call);
+                let since = Instant::now();
+                comm.shutdown();
+                assert!(since.elapsed() < Duration::from_secs(1), "{kind}: closing took {:?}", since.elapsed());
+                gone.wait();
+                outcome
+            });
+            for (rank, error) in errors.into_iter().enumerate() {
+                let Err(Error::Mismatch { ours, theirs, .. }) = &error else {
+                    panic!("{kind}, rank {rank} of {size}: {error:?}");
+                };
+                let mut counts = [ours.1.count, theirs.1.count];
+                counts.sort_unstable();
+                assert_eq!(counts, [100, 101], "{kind}, rank {rank} of {size}");
+            }
         }
     }
 }

@@ -27,7 +27,12 @@ impl Core {
                 .find(|&rank| matches!(self.peers[channel.members[rank]], Peer::Connected { left: true, .. }));
             if let Some(rank) = departed.map(|rank| channel.name(rank)) {
                 let operation = operation.signature.to_string().into();
-                let detail = "it shut its communicator down without taking part".into();
+                let lost = self.peers.iter().enumerate().find_map(|(rank, peer)| match peer {
+                    Peer::Gone(why) => Some(format!(", after rank {rank} of the world was lost: {why}")),
+                    _ => None,
+                });
+                let detail = "it shut its communicator down without taking part";
+                let detail = format!("{detail}{}", lost.unwrap_or_default()).into();
                 self.fail(slot, Error::PeerFailed { rank, operation, detail }, true);
             } else if operation.deadline.has_passed(now) {
                 let cause = self.timeout(slot, now);

@@ -273,7 +273,7 @@ impl Driver {
         let lanes: io::Result<Vec<Box<dyn Lane>>> = connections
             .into_iter()
             .map(|connection| {
-                let lane = TcpLane::new(connection.socket, self.sleeper.clone())?;
+                let lane = TcpLane::new(connection.socket, connection.link.into(), self.sleeper.clone())?;
                 Ok(Box::new(lane) as Box<dyn Lane>)
             })
             .collect();
