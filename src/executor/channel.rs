@@ -75,6 +75,16 @@ impl Channel {
         self.names.and_then(|names| names.get(rank).copied()).unwrap_or(rank)
     }
 
+    /// That a member is gone, or did not take part. In a group its name is not the one that the job's output shows.
+    pub fn failure(&self, rank: usize, operation: &Signature, detail: &str) -> Error {
+        let (name, member) = (self.name(rank), self.members.get(rank).copied());
+        let detail = match member.filter(|&member| member != name) {
+            Some(member) => format!("rank {member} of the world: {detail}").into(),
+            None => Arc::from(detail),
+        };
+        Error::PeerFailed { rank: name, operation: operation.to_string().into(), detail }
+    }
+
     /// The rank in this communicator of a world rank.
     pub fn rank_of(&self, world_rank: usize) -> Option<usize> {
         self.members.iter().position(|&member| member == world_rank)

@@ -249,11 +249,9 @@ impl Core {
                 self.dial.dial(world);
             }
             Peer::Gone(detail) => {
-                return Err(Error::PeerFailed {
-                    rank: self.channels.get(&tag.communicator).map_or(peer, |channel| channel.name(peer)),
-                    operation: signature.to_string().into(),
-                    detail: detail.clone(),
-                });
+                let channel = self.channels.get(&tag.communicator);
+                let failure = channel.map(|channel| channel.failure(peer, &signature, detail));
+                return Err(failure.unwrap_or_else(|| Error::internal("a peer without a communicator")));
             }
         }
         Ok(())

@@ -25,15 +25,15 @@ impl Core {
                 .waiting_for()
                 .into_iter()
                 .find(|&rank| matches!(self.peers[channel.members[rank]], Peer::Connected { left: true, .. }));
-            if let Some(rank) = departed.map(|rank| channel.name(rank)) {
-                let operation = operation.signature.to_string().into();
+            if let Some(rank) = departed {
                 let lost = self.peers.iter().enumerate().find_map(|(rank, peer)| match peer {
                     Peer::Gone(why) => Some(format!(", after rank {rank} of the world was lost: {why}")),
                     _ => None,
                 });
                 let detail = "it shut its communicator down without taking part";
-                let detail = format!("{detail}{}", lost.unwrap_or_default()).into();
-                self.fail(slot, Error::PeerFailed { rank, operation, detail }, true);
+                let detail = format!("{detail}{}", lost.unwrap_or_default());
+                let failure = channel.failure(rank, &operation.signature, &detail);
+                self.fail(slot, failure, true);
             } else if operation.deadline.has_passed(now) {
                 let cause = self.timeout(slot, now);
                 self.fail(slot, cause, true);
@@ -120,10 +120,11 @@ impl Core {
             if waiting != own {
                 return format!("for which rank {} waits", name(waiting));
             }
-            match channel.map(|channel| &self.peers[channel.members[rank]]) {
-                Some(Peer::Connected { endpoint, .. }) => endpoint.link().to_string(),
-                Some(Peer::Dialling(_)) => "not connected yet".into(),
-                _ => "no link".into(),
+            let Some(&member) = channel.and_then(|channel| channel.members.get(rank)) else { return String::new() };
+            match &self.peers[member] {
+                Peer::Connected { endpoint, .. } => endpoint.link().to_string(),
+                Peer::Dialling(_) => format!("rank {member} of the world, not connected yet"),
+                _ => format!("no link to rank {member} of the world"),
             }
         };
         let links: Vec<_> = silent.iter().take(8).map(how).collect();

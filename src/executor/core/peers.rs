@@ -74,9 +74,9 @@ impl Core {
             let Some(channel) = self.channels.get(&operation.tag.communicator) else {
                 continue;
             };
-            if let Some(rank) = channel.rank_of(peer).map(|rank| channel.name(rank)) {
-                let operation = operation.signature.to_string().into();
-                self.fail(slot, Error::PeerFailed { rank, operation, detail: detail.clone() }, true);
+            if let Some(rank) = channel.rank_of(peer) {
+                let failure = channel.failure(rank, &operation.signature, &detail);
+                self.fail(slot, failure, true);
             }
         }
     }
