@@ -70,9 +70,9 @@ fn a_silent_rank_is_named_at_the_deadline_and_learns_of_it() {
         for count in COUNTS {
             let over = Barrier::new(4);
             let outcomes = on_world(kind, 4, |comm| {
-                let comm = comm.with_timeout(Duration::from_millis(300));
                 let mut data = vec![1f32; count];
                 comm.allreduce(&mut data, ReduceOp::Sum).expect("all are there");
+                let comm = comm.with_timeout(Duration::from_millis(300));
                 let since = Instant::now();
                 if comm.rank() == 2 {
                     over.wait();
@@ -216,9 +216,10 @@ fn a_silent_rank_is_named_also_by_those_that_wait_for_others() {
             let (size, silent) = (6, 2);
             let over = Barrier::new(size);
             let outcomes = on_world(kind, size, |comm| {
-                let comm = comm.with_timeout(Duration::from_millis(800)).with_algorithm(Some(algorithm));
+                let comm = comm.with_algorithm(Some(algorithm));
                 let mut data = vec![1f32; 400_000];
                 comm.allreduce(&mut data, ReduceOp::Sum).expect("all are there");
+                let comm = comm.with_timeout(Duration::from_millis(800));
                 let outcome = if comm.rank() == silent { Ok(()) } else { comm.allreduce(&mut data, ReduceOp::Sum) };
                 over.wait();
                 outcome
