@@ -23,7 +23,7 @@ pub enum Fault {
 }
 
 /// An error of a call, with the values that were compared. Cheap to clone: one failure is told to many waiters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument cannot be used. Nothing was sent; the communicator is unharmed.
@@ -164,6 +164,13 @@ impl fmt::Display for Error {
             Self::Internal { what } => write!(f, "defect in Phalanx: {what}"),
         }?;
         write!(f, "; {}", self.hint())
+    }
+}
+
+impl fmt::Debug for Error {
+    /// As `Display`: a `main` that returns the error shows it this way, and its reader wants the sentence and the hint.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
