@@ -98,6 +98,17 @@ enum Until<'a> {
     Drained(Deadline),
 }
 
+impl Until<'_> {
+    fn is_reached(&self, state: &mut State) -> bool {
+        match self {
+            Until::Done(completion, _) => completion.is_done(),
+            Until::Idle => !state.core.needs_driving() || state.followers > 0 || state.stopping,
+            Until::Told(_) => !state.core.is_telling(),
+            Until::Drained(_) => state.core.active == 0 && state.core.is_drained(),
+        }
+    }
+}
+
 impl Engine {
     /// An engine without connections, and its progress thread.
     pub fn new(
@@ -355,13 +366,7 @@ impl Shared {
         loop {
             let moved = state.core.progress();
             self.after_change(&mut state);
-            let reached = match until {
-                Until::Done(completion, _) => completion.is_done(),
-                Until::Idle => !state.core.needs_driving() || state.followers > 0 || state.stopping,
-                Until::Told(_) => !state.core.is_telling(),
-                Until::Drained(_) => state.core.active == 0 && state.core.is_drained(),
-            };
-            if reached {
+            if until.is_reached(&mut state) {
                 break;
             }
             if moved {
@@ -378,6 +383,10 @@ impl Shared {
             let now = Instant::now();
             state.core.check(now);
             self.after_change(&mut state);
+            // What it ended is told at once, not after a sleep.
+            if until.is_reached(&mut state) {
+                break;
+            }
             let limit = match until {
                 Until::Done(_, limit) => *limit,
                 Until::Told(limit) | Until::Drained(limit) => Some(*limit),
@@ -392,7 +401,7 @@ impl Shared {
                 state = self.let_in(state, self.config.yields);
                 continue;
             }
-            if state.core.ended || !state.core.prepare_sleep() {
+            if !state.core.prepare_sleep() {
                 state = self.let_in(state, false);
                 continue;
             }
@@ -420,5 +429,65 @@ impl Shared {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
+    use crate::transport::sleep::Sleeper;
+    use crate::types::{Algorithm, Collective, DataType, ReduceOp, Reduction, Signature, Tag};
+
+    /// A peer that never answers.
+    struct Silence;
+
+    impl Dial for Silence {
+        fn dial(&mut self, _peer: usize) {}
+    }
+
+    fn receive_from_1(patience: Duration) -> Work {
+        let target = Span::new(Buffer::Output, 0, 0);
+        let step = Step { instructions: vec![Instruction::Recv { peer: 1, target }] };
+        let schedule = Schedule { algorithm: Algorithm::Linear, steps: vec![step], scratch: 0, partials_travel: false };
+        let (dtype, algorithm) = (DataType::U8, Algorithm::Linear);
+        let signature =
+            Signature { collective: Collective::Barrier, dtype, op: None, algorithm, root: None, count: 0, digest: 0 };
+        Work {
+            tag: Tag { communicator: CommunicatorId::WORLD, sequence: 0 },
+            signature,
+            schedule: Arc::new(schedule),
+            dtype,
+            reduction: Arc::new(Reduction::new(ReduceOp::Sum)),
+            unequal: false,
+            contributions: 2,
+            input: std::ptr::null(),
+            input_count: 0,
+            output: std::ptr::null_mut(),
+            output_count: 0,
+            deadline: Deadline::after(Instant::now(), patience),
+            spoilt: None,
+            keep: None,
+        }
+    }
+
+    /// Nothing wakes a rank that has no connection: the deadline itself must.
+    #[test]
+    fn a_deadline_that_passes_while_nothing_moves_is_told_at_once() {
+        let config = EngineConfig { spin: Duration::ZERO, yields: false };
+        let sleeper = Arc::new(Sleeper::new().unwrap());
+        let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
+        engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0).unwrap();
+        let patience = Duration::from_millis(100);
+        // The best of some: others run on this machine.
+        let late = (0..5).map(|_| {
+            let since = Instant::now();
+            // SAFETY: nothing is pointed to.
+            let completion = unsafe { engine.submit(receive_from_1(patience), false) };
+            assert!(matches!(engine.wait(&completion, None), Some(Err(Error::Timeout { .. }))));
+            since.elapsed().saturating_sub(patience)
+        });
+        let best = late.min();
+        assert!(best < Some(MAX_SLEEP / 2), "{best:?} late");
     }
 }

@@ -317,7 +317,7 @@ impl Cluster {
                 let lost = self.cores[peer].is_none();
                 let Some(core) = &mut self.cores[me] else { continue };
                 let outcome: Result<Box<dyn Endpoint>> = if lost {
-                    Err(Error::environment("connection refused", "none"))
+                    Err(Error::PeerFailed { rank: peer, operation: "connecting".into(), detail: "refused".into() })
                 } else {
                     Ok(Box::new(SimEndpoint::new(me, peer, self.net.clone())))
                 };
@@ -593,4 +593,44 @@ fn the_silent_rank_is_named_and_no_other() {
         }
     }
     assert!(indirect > 40, "{indirect} were named through others: too few to show anything");
+}
+
+/// What a connection that cannot be made means depends on whose fault it is.
+#[test]
+fn only_a_peer_that_is_gone_is_given_up_for_want_of_a_connection() {
+    let call = SimCall { collective: Collective::Broadcast, algorithm: Algorithm::Linear, count: 1, root: 0 };
+    let dials = |cluster: &Cluster| std::mem::take(&mut cluster.net.lock().unwrap().dials).len();
+    let unconnected = |cluster: &mut Cluster, error: Error| {
+        cluster.cores[1].as_mut().unwrap().handle_connection(0, Err(error));
+    };
+    let silent = Error::Timeout {
+        operation: "connecting".into(),
+        waiting_for: vec![0],
+        waited: Duration::from_secs(30),
+        detail: "".into(),
+    };
+    let mut cluster = Cluster::new(1, 2);
+    let first = cluster.submit(1, call, Duration::from_secs(60));
+    assert_eq!(dials(&cluster), 1);
+    // It may yet come, as long as the operation has time.
+    unconnected(&mut cluster, silent.clone());
+    assert_eq!((dials(&cluster), first.completion.outcome()), (1, None));
+    let later = cluster.start + Duration::from_secs(61);
+    cluster.cores[1].as_mut().unwrap().check(later);
+    assert!(matches!(first.completion.outcome(), Some(Err(Error::Timeout { waiting_for, .. })) if waiting_for == [0]));
+    unconnected(&mut cluster, silent);
+    assert_eq!(dials(&cluster), 0, "nobody waits any more");
+    // A want of descriptors here says nothing about the peer.
+    let second = cluster.submit(1, call, FAR);
+    assert_eq!(dials(&cluster), 1);
+    unconnected(&mut cluster, Error::environment("no more open files", "raise the limit"));
+    assert!(matches!(second.completion.outcome(), Some(Err(Error::Environment { .. }))));
+    let third = cluster.submit(1, call, FAR);
+    assert_eq!(dials(&cluster), 1, "it is tried again");
+    let gone = Error::PeerFailed { rank: 0, operation: "connecting".into(), detail: "refused".into() };
+    unconnected(&mut cluster, gone);
+    assert!(matches!(third.completion.outcome(), Some(Err(Error::PeerFailed { rank: 0, .. }))));
+    let fourth = cluster.submit(1, call, FAR);
+    assert_eq!(dials(&cluster), 0);
+    assert!(matches!(fourth.completion.outcome(), Some(Err(Error::PeerFailed { rank: 0, .. }))));
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Core, Peer, Queue, frame, hand_over};
+use super::{Core, Peer, Queue, Request, frame, hand_over};
 use crate::transport::Endpoint;
 use crate::types::{Error, Result, Tag, TransportKind};
 use crate::wire::notice::Notice;
@@ -15,11 +15,7 @@ impl Core {
     pub fn handle_connection(&mut self, peer: usize, outcome: Result<Box<dyn Endpoint>>) {
         let mut endpoint = match outcome {
             Ok(endpoint) => endpoint,
-            Err(error) => {
-                // Who is dialled only to be told may be gone for good reasons, and then nobody needs it.
-                let needed = !matches!(&self.peers[peer], Peer::Dialling(queue) if queue.requests.is_empty());
-                return self.lose(peer, why_unconnected(&error), needed);
-            }
+            Err(error) => return self.handle_no_connection(peer, error),
         };
         let queue = match std::mem::replace(&mut self.peers[peer], Peer::Unconnected) {
             Peer::Dialling(queue) => queue,
@@ -51,6 +47,31 @@ impl Core {
             endpoint.say_goodbye();
         }
         self.peers[peer] = Peer::Connected { endpoint, left: false };
+    }
+
+    /// There is no connection to a peer. Whether that ends more than this attempt depends on the reason.
+    fn handle_no_connection(&mut self, peer: usize, error: Error) {
+        let Peer::Dialling(queue) = &mut self.peers[peer] else {
+            return;
+        };
+        match error {
+            // It is silent, and has its operations' deadlines to speak.
+            Error::Timeout { .. } if !queue.requests.is_empty() => self.dial.dial(peer),
+            Error::Timeout { .. } => self.peers[peer] = Peer::Unconnected,
+            Error::PeerFailed { detail, .. } => {
+                // Who is dialled only to be told may be gone for good reasons, and then nobody needs it.
+                let needed = !queue.requests.is_empty();
+                self.lose(peer, detail, needed);
+            }
+            // This process's fault or the machine's. The peer may be well, and another call may find a way to it.
+            error => {
+                let mut tags: Vec<_> = queue.requests.iter().map(Request::tag).collect();
+                tags.dedup();
+                self.peers[peer] = Peer::Unconnected;
+                let slots: Vec<_> = tags.iter().filter_map(|tag| self.by_tag.get(tag).copied()).collect();
+                slots.into_iter().for_each(|slot| self.fail(slot, error.clone(), true));
+            }
+        }
     }
 
     /// A peer is gone: every operation that it is part of fails, here and, with `tell`, everywhere.
@@ -134,16 +155,5 @@ impl Core {
             _ => None,
         });
         kinds.collect()
-    }
-}
-
-/// Why there is no connection to a peer, as the detail of an error that names the peer and gives its own hint.
-fn why_unconnected(error: &Error) -> Arc<str> {
-    match error {
-        Error::PeerFailed { detail, .. } => detail.clone(),
-        Error::Timeout { waited, detail, .. } => {
-            format!("it did not answer for {:.1} s: {detail}", waited.as_secs_f64()).into()
-        }
-        other => other.to_string().into(),
     }
 }
