@@ -108,21 +108,6 @@ impl Error {
         }
     }
 
-    /// The same error with `names[rank]` for each rank: what is known by numbers of one group, in those of another.
-    pub fn renamed(mut self, names: &[usize]) -> Self {
-        let rename = |rank: &mut usize| *rank = names.get(*rank).copied().unwrap_or(*rank);
-        match &mut self {
-            Self::Mismatch { ours, theirs, .. } => {
-                rename(&mut ours.0);
-                rename(&mut theirs.0);
-            }
-            Self::PeerFailed { rank, .. } => rename(rank),
-            Self::Timeout { waiting_for, .. } => waiting_for.iter_mut().for_each(rename),
-            Self::InvalidArgument { .. } | Self::Closed { .. } | Self::Environment { .. } | Self::Internal { .. } => {}
-        }
-        self
-    }
-
     /// Whether the same call may succeed when tried again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Environment { .. })
@@ -211,19 +196,5 @@ mod tests {
             "root 7 given, but ranks are 0 to 3 root 7 given, but ranks are 0 to 3"
         );
         assert_eq!(error.hint(), "correct the argument");
-    }
-
-    #[test]
-    fn ranks_of_one_group_become_those_of_another() {
-        let named = |error: Error| match error.renamed(&[7, 9]) {
-            Error::PeerFailed { rank, .. } => vec![rank],
-            Error::Timeout { waiting_for, .. } => waiting_for,
-            other => panic!("{other}"),
-        };
-        let (operation, detail): (Arc<str>, Arc<str>) = ("recv".into(), "".into());
-        let failed = Error::PeerFailed { rank: 1, operation: operation.clone(), detail: detail.clone() };
-        assert_eq!(named(failed), [9]);
-        let waited = Duration::ZERO;
-        assert_eq!(named(Error::Timeout { operation, waiting_for: vec![0, 1, 2], waited, detail }), [7, 9, 2]);
     }
 }
