@@ -1,7 +1,7 @@
 //! Every algorithm is proved, and the prover is shown to reject what is wrong.
 
 use super::*;
-use crate::schedule::{Counts, Instruction, Step, algorithms_for};
+use crate::schedule::{Buffer, Counts, Instruction, Span, Step, algorithms_for};
 use crate::types::{Algorithm, Collective, Order};
 
 /// A small generator of numbers that are random enough and the same in every run.
@@ -374,6 +374,20 @@ fn races_are_noticed() {
     let second = merged[1].steps.remove(2);
     merged[1].steps[1].instructions.extend(second.instructions);
     assert!(verify(&request, &merged).is_err_and(|violation| violation.what.contains("write the same")));
+    // A ring passes on what it has received. In one step, whether that has come yet is a matter of luck.
+    let mut case = Case::new(Collective::Allgather, Algorithm::Ring, 4, 6);
+    case.in_place = vec![true; 4];
+    let request = case.request();
+    let schedules = request.plan_all().unwrap_or_else(|error| panic!("{error}"));
+    let mut merged = schedules.clone();
+    let second = merged[1].steps.remove(1);
+    merged[1].steps[0].instructions.extend(second.instructions);
+    assert!(verify(&request, &merged).is_err_and(|violation| violation.what.contains("while another reads")));
+    // A copy onto a part of itself.
+    let mut shifted = schedules;
+    let (source, target) = (Span::new(Buffer::Output, 0, 5), Span::new(Buffer::Output, 1, 5));
+    shifted[1].steps.push(Step { instructions: vec![Instruction::Copy { source, target }] });
+    assert!(verify(&request, &shifted).is_err_and(|violation| violation.what.contains("while it reads")));
 }
 
 #[test]
@@ -396,7 +410,7 @@ fn the_buffers_of_those_who_only_contribute_are_kept() {
     let mut schedules = case.request().plan_all().unwrap_or_else(|error| panic!("{error}"));
     for instruction in schedules[2].steps.iter_mut().flat_map(|step| &mut step.instructions) {
         if let Instruction::Recv { target, .. } = instruction {
-            target.buffer = crate::schedule::Buffer::Output;
+            target.buffer = Buffer::Output;
         }
     }
     assert!(verify(&case.request(), &schedules).is_err_and(|violation| violation.what.contains("kept")));
