@@ -87,6 +87,9 @@ impl Config {
     pub fn connect(&self) -> Result<Communicator> {
         let deadline = Deadline::after(Instant::now(), self.settings.start_timeout);
         let (rank, size) = (self.launch.rank, self.launch.size);
+        for note in &self.launch.notes {
+            tracing::warn!("{note}");
+        }
         let settings = Settings {
             timeout: self.settings.timeout,
             algorithm: self.settings.algorithm,

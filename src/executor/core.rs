@@ -645,10 +645,11 @@ impl Core {
         }
     }
 
-    /// Whether everything said has been handed to the carriers.
+    /// Whether everything said has been handed to the carriers. A peer that said goodbye has no operation left that
+    /// waits for anything, and may have stopped reading.
     pub fn is_drained(&self) -> bool {
         self.peers.iter().all(|peer| match peer {
-            Peer::Connected { endpoint, .. } => endpoint.is_drained(),
+            Peer::Connected { endpoint, left } => *left || endpoint.is_drained(),
             _ => true,
         })
     }

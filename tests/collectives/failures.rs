@@ -145,3 +145,20 @@ fn a_group_without_the_lost_rank_goes_on() {
         });
     }
 }
+
+#[test]
+fn what_was_given_up_half_way_does_not_hold_up_the_end() {
+    for kind in TRANSPORTS {
+        // Some of these cut a message in the middle. `on_world` watches how long the ranks take to close.
+        for milliseconds in 1..=6 {
+            let outcomes = on_world(kind, 5, |comm| {
+                comm.barrier().expect("all are there");
+                let patience = Duration::from_millis(if comm.rank() == 0 { milliseconds } else { 30_000 });
+                comm.with_timeout(patience).allreduce(&mut vec![1f32; 400_000], ReduceOp::Sum)
+            });
+            for (rank, outcome) in outcomes.iter().enumerate() {
+                assert!(matches!(outcome, Ok(()) | Err(Error::Timeout { .. })), "{kind}, rank {rank}: {outcome:?}");
+            }
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Worlds of thread-ranks, guarded buffers, and exactly known answers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use phalanx::types::{DataType, ReduceOp};
@@ -37,11 +37,17 @@ pub fn on_hosts<R: Send>(kind: TransportKind, hosts: &[usize], body: impl Fn(Com
             .map(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect();
         // All close at once, as processes do: each takes what the others still have for it.
-        let close = |(result, comm): (R, Communicator)| {
-            scope.spawn(move || drop(comm));
+        let since = Instant::now();
+        let close = |(result, comm): (R, Communicator)| (result, scope.spawn(move || drop(comm)));
+        let closing: Vec<_> = outcomes.into_iter().map(close).collect();
+        let end = |(result, closing): (R, std::thread::ScopedJoinHandle<'_, ()>)| {
+            closing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             result
         };
-        outcomes.into_iter().map(close).collect()
+        let results = closing.into_iter().map(end).collect();
+        // Three seconds are the limit after which a rank leaves although it could not say everything.
+        assert!(since.elapsed() < Duration::from_secs(2), "{kind}: closing took {:?}", since.elapsed());
+        results
     })
 }
 
