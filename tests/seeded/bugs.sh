@@ -65,16 +65,16 @@ caught_by --lib schedule::verify::tests::races_are_noticed
 # No call waits for ever.
 
 bug forgets-the-deadline 'an operation past its deadline waits on'
-change src/executor/core.rs \
+change src/executor/core/late.rs \
     'operation.deadline.has_passed(now)' \
     'false'
 caught_by --lib executor::simulation::a_timeout_on_one_rank_ends_the_operation_on_all
 
-bug blames-everyone 'a timeout names ranks whose messages have come'
-change src/executor/operation.rs \
-    '.filter(|(_, done)| !**done)' \
-    '.filter(|_| true)'
-caught_by --lib executor::simulation::a_timeout_names_those_who_are_silent_and_nobody_else
+bug blames-its-neighbour 'a timeout names the rank that is waited for, though that one waits for another itself'
+change src/executor/core/late.rs \
+    'operation.waits.silent(own, &operation.waiting_for());' \
+    'operation.waiting_for().into_iter().map(|rank| (rank, own)).collect::<Vec<_>>();'
+caught_by --lib executor::simulation::the_silent_rank_is_named_and_no_other
 
 # A mismatched call is an error.
 
@@ -115,7 +115,7 @@ change src/executor/core.rs \
 caught_by --lib executor::simulation::a_timeout_on_one_rank_ends_the_operation_on_all
 
 bug keeps-a-loss-to-itself 'a rank that gives another one up tells nobody'
-change src/executor/core.rs \
+change src/executor/core/peers.rs \
     '        self.peers[peer] = Peer::Gone(detail.clone());
         if tell {' \
     '        self.peers[peer] = Peer::Gone(detail.clone());
@@ -123,9 +123,9 @@ change src/executor/core.rs \
 caught_by --lib executor::simulation::a_rank_that_one_gives_up_is_given_up_by_all
 
 bug fails-one-operation-of-the-dead 'only one of the operations in flight with a dead rank fails'
-change src/executor/core.rs \
-    'self.fail(slot, Error::PeerFailed { rank, operation, detail: detail.clone() }, true);' \
-    'self.fail(slot, Error::PeerFailed { rank, operation, detail: detail.clone() }, true);
+change src/executor/core/peers.rs \
+    'self.fail(slot, failure, true);' \
+    'self.fail(slot, failure, true);
      break;'
 caught_by --lib executor::simulation::a_death_reaches_every_rank_and_is_named
 

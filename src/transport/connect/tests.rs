@@ -393,7 +393,7 @@ fn a_dead_peer_is_an_error_at_once() {
         let error = outcome.err().unwrap();
         assert!(matches!(&error, Error::PeerFailed { rank: 1, .. }), "{error}");
         // And it may be asked for again.
-        member.connector.redial(1);
+        member.connector.dial(1);
         assert!(member.next().1.is_err());
     }
 }
