@@ -326,6 +326,18 @@ impl Cluster {
         }
     }
 
+    /// Lets all ranks move until nothing is on the way.
+    fn quieten(&mut self) {
+        loop {
+            (0..100).for_each(|_| self.turn());
+            let net = self.net.lock().unwrap();
+            if net.dials.is_empty() && net.queues.iter().flatten().all(VecDeque::is_empty) {
+                break;
+            }
+        }
+        self.cores.iter_mut().flatten().for_each(|core| while core.progress() {});
+    }
+
     /// A rank dies: whoever is connected to it sees a reset.
     fn kill(&mut self, rank: usize) {
         self.cores[rank] = None;
@@ -500,6 +512,30 @@ fn a_timeout_on_one_rank_ends_the_operation_on_all() {
                 flights.iter().map(|op| op[rank].as_ref().unwrap().completion.outcome().unwrap()).collect();
             let told = |outcome: &Result<()>| matches!(outcome, Err(Error::Timeout { waited, .. }) if *waited == Duration::from_secs(11));
             assert!(outcomes.iter().any(told), "seed {seed}, rank {rank}: {call:?} {outcomes:?}");
+        }
+    }
+}
+
+/// Also by those whose own links to it are well, and that have nothing in flight with the one that noticed.
+#[test]
+fn a_rank_that_one_gives_up_is_given_up_by_all() {
+    for seed in 0..50 {
+        let size = 3 + seed as usize % 4;
+        let mut cluster = Cluster::new(seed, size);
+        let call = SimCall { collective: Collective::Allreduce, algorithm: Algorithm::OneShot, count: 5, root: 0 };
+        let first: Vec<_> = (0..size).map(|rank| Some(cluster.submit(rank, call, FAR))).collect();
+        let mut flights = vec![first];
+        assert!(cluster.settle(&flights), "seed {seed}: does not end");
+        let victim = cluster.below(size);
+        let witness = (victim + 1 + cluster.below(size - 1)) % size;
+        cluster.net.lock().unwrap().queues[victim][witness].push_back(Parcel::Broken);
+        cluster.quieten();
+        let others = |rank: usize| rank != victim && rank != witness;
+        flights.push((0..size).map(|rank| others(rank).then(|| cluster.submit(rank, call, FAR))).collect());
+        for rank in (0..size).filter(|&rank| others(rank)) {
+            let outcome = flights[1][rank].as_ref().unwrap().completion.outcome();
+            let named = matches!(outcome, Some(Err(Error::PeerFailed { rank: named, .. })) if named == victim);
+            assert!(named, "seed {seed}, rank {rank}, {victim} lost by {witness}: {outcome:?}");
         }
     }
 }
