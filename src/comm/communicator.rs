@@ -317,7 +317,7 @@ impl Communicator {
         };
         // SAFETY: the caller's promise, for the counts that the call itself gives.
         let completion = unsafe { world.engine.submit(work, detached) };
-        Ok(Handle { world: world.clone(), completion, link: None })
+        Ok(Handle { world: world.clone(), completion })
     }
 
     pub(super) fn deadline(&self) -> Deadline {

@@ -34,7 +34,7 @@ pub(super) fn sleeper() -> Result<Arc<Sleeper>> {
     Sleeper::new().map(Arc::new).map_err(|error| {
         Error::environment(
             format_args!("cannot make what the engine sleeps on: {error}"),
-            "raise the limit on open files (ulimit -n)",
+            "raise the limits on open files, file size and memory (ulimit -n, -f, -v)",
         )
     })
 }

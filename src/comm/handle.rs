@@ -13,8 +13,6 @@ use crate::types::{Deadline, Error, Result};
 pub struct Handle {
     pub(super) world: Arc<World>,
     pub(super) completion: Arc<Completion>,
-    /// Of a message, whose engine knows a sender 0 and a receiver 1: their ranks in the communicator, for its errors.
-    pub(super) link: Option<[usize; 2]>,
 }
 
 impl fmt::Debug for Handle {
@@ -29,7 +27,7 @@ impl Handle {
         let since = Instant::now();
         let outcome = self.world.engine.wait(&self.completion, None);
         self.world.count_wait(since);
-        self.name(outcome.unwrap_or_else(|| Err(Error::internal("a wait ended before its operation"))))
+        outcome.unwrap_or_else(|| Err(Error::internal("a wait ended before its operation")))
     }
 
     /// Waits at most `limit`. `None` says that the operation is still pending; it goes on.
@@ -37,7 +35,7 @@ impl Handle {
         let since = Instant::now();
         let outcome = self.world.engine.wait(&self.completion, Some(Deadline::after(since, limit)));
         self.world.count_wait(since);
-        outcome.map(|outcome| self.name(outcome))
+        outcome
     }
 
     /// Waits until the operation has ended, and asks `go_on` about every `period` whether to wait on. When it says no,
@@ -61,15 +59,7 @@ impl Handle {
 
     /// The outcome, if the operation has ended, after lending a hand if nobody is moving it. Does not wait.
     pub fn poll(&self) -> Option<Result<()>> {
-        self.world.engine.poll(&self.completion).map(|outcome| self.name(outcome))
-    }
-
-    /// The outcome with the communicator's own ranks.
-    fn name(&self, outcome: Result<()>) -> Result<()> {
-        match self.link {
-            Some(link) => outcome.map_err(|error| error.renamed(&link)),
-            None => outcome,
-        }
+        self.world.engine.poll(&self.completion)
     }
 
     /// Gives the operation up on every rank. When this returns, its memory is the caller's again.

@@ -152,7 +152,7 @@ impl Communicator {
         world.count_operation(count * dtype.size());
         // SAFETY: the caller's promise.
         let completion = unsafe { world.engine.submit(work, detached) };
-        Ok(Handle { world: world.clone(), completion, link: Some([source, target]) })
+        Ok(Handle { world: world.clone(), completion })
     }
 
     /// The channel of messages from one rank to another under a tag, made on first use.
@@ -164,9 +164,9 @@ impl Communicator {
         let id = CommunicatorId::point_to_point(self.inner.view.generation, digest.0);
         let mut points = self.inner.points.lock().unwrap_or_else(PoisonError::into_inner);
         if let std::collections::hash_map::Entry::Vacant(e) = points.entry(id) {
-            let members = Arc::from([self.inner.members[source], self.inner.members[target]]);
+            let members = [self.inner.members[source], self.inner.members[target]];
             let rank = usize::from(self.rank() == target);
-            self.inner.world.engine.add_channel(id, members, rank)?;
+            self.inner.world.engine.add_link(id, members, [source, target], rank)?;
             e.insert(0);
         }
         Ok(id)

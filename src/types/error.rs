@@ -120,36 +120,16 @@ impl Error {
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::InvalidArgument { .. } | Self::Mismatch { .. } | Self::Closed { .. } | Self::StateDiffers { .. } => {
-                Fault::Caller
-            }
+            Self::InvalidArgument { .. }
+            | Self::Mismatch { .. }
+            | Self::Closed { .. }
+            | Self::StateDiffers { .. } => Fault::Caller,
             Self::PeerFailed { .. } | Self::Timeout { .. } | Self::ViewChanged { .. } | Self::Evicted { .. } => {
                 Fault::Peer
             }
             Self::Environment { .. } => Fault::Environment,
             Self::Internal { .. } => Fault::Bug,
         }
-    }
-
-    /// The same error with `names[rank]` for each rank: what is known by numbers of one group, in those of another.
-    pub fn renamed(mut self, names: &[usize]) -> Self {
-        let rename = |rank: &mut usize| *rank = names.get(*rank).copied().unwrap_or(*rank);
-        match &mut self {
-            Self::Mismatch { ours, theirs, .. } => {
-                rename(&mut ours.0);
-                rename(&mut theirs.0);
-            }
-            Self::PeerFailed { rank, .. } => rename(rank),
-            Self::Timeout { waiting_for, .. } => waiting_for.iter_mut().for_each(rename),
-            Self::StateDiffers { ranks } => ranks.iter_mut().for_each(rename),
-            Self::ViewChanged { .. }
-            | Self::Evicted { .. }
-            | Self::InvalidArgument { .. }
-            | Self::Closed { .. }
-            | Self::Environment { .. }
-            | Self::Internal { .. } => {}
-        }
-        self
     }
 
     /// Whether the same call may succeed when tried again.
@@ -252,19 +232,5 @@ mod tests {
             "root 7 given, but ranks are 0 to 3 root 7 given, but ranks are 0 to 3"
         );
         assert_eq!(error.hint(), "correct the argument");
-    }
-
-    #[test]
-    fn ranks_of_one_group_become_those_of_another() {
-        let named = |error: Error| match error.renamed(&[7, 9]) {
-            Error::PeerFailed { rank, .. } => vec![rank],
-            Error::Timeout { waiting_for, .. } => waiting_for,
-            other => panic!("{other}"),
-        };
-        let (operation, detail): (Arc<str>, Arc<str>) = ("recv".into(), "".into());
-        let failed = Error::PeerFailed { rank: 1, operation: operation.clone(), detail: detail.clone() };
-        assert_eq!(named(failed), [9]);
-        let waited = Duration::ZERO;
-        assert_eq!(named(Error::Timeout { operation, waiting_for: vec![0, 1, 2], waited, detail }), [7, 9, 2]);
     }
 }

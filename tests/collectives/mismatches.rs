@@ -1,5 +1,8 @@
 //! Different calls at the same place: an error on every rank that shows both calls, and a communicator that goes on.
 
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
 use phalanx::types::{Algorithm, DataType, Error, ReduceOp, Reduction, Result};
 use phalanx::{Call, Communicator};
 
@@ -156,12 +159,49 @@ fn order_of_calls() {
 #[test]
 fn messages_of_different_lengths() {
     for kind in TRANSPORTS {
-        let errors = on_world(kind, 2, |comm| match comm.rank() {
-            0 => comm.send(&[1u8; 100_000], 1, 7),
-            _ => comm.recv(&mut [0u8; 4], 0, 7),
+        let errors = on_world(kind, 3, |comm| match comm.rank() {
+            0 => Ok(()),
+            1 => comm.send(&[1u8; 100_000], 2, 7),
+            _ => comm.recv(&mut [0u8; 4], 1, 7),
         });
-        for error in errors {
-            assert!(matches!(error, Err(Error::Mismatch { .. })), "{kind}: {error:?}");
+        for error in &errors[1..] {
+            let Err(Error::Mismatch { ours, theirs, .. }) = error else { panic!("{kind}: {error:?}") };
+            let mut calls = [(ours.0, ours.1.count), (theirs.0, theirs.1.count)];
+            calls.sort_unstable();
+            assert_eq!(calls, [(1, 100_000), (2, 4)], "{kind}");
+        }
+    }
+}
+
+/// The ranks that found the mismatch end at once. One that comes later, and never had a connection to them, hears of it
+/// all the same, and does not take their end for the cause.
+#[test]
+fn who_comes_when_the_others_have_gone_is_told() {
+    let gather = |root| Call::gather(DataType::F32, 1 << 18, root);
+    for kind in TRANSPORTS {
+        // In the second pair, nobody but the late rank itself knows that it waits for rank 0.
+        for [odd, usual] in [[sum(DataType::F32, 100), sum(DataType::F32, 101)], [gather(1), gather(0)]] {
+            let (size, late) = (3, 2);
+            let gone = Barrier::new(size);
+            let errors = on_world(kind, size, |comm| {
+                let call = if comm.rank() == 0 { &odd } else { &usual };
+                if comm.rank() == late {
+                    gone.wait();
+                    return make(&comm, call);
+                }
+                let outcome = make(&comm, call);
+                let since = Instant::now();
+                comm.shutdown();
+                assert!(since.elapsed() < Duration::from_secs(1), "{kind}: closing took {:?}", since.elapsed());
+                gone.wait();
+                outcome
+            });
+            for (rank, error) in errors.into_iter().enumerate() {
+                let Err(Error::Mismatch { ours, theirs, .. }) = &error else {
+                    panic!("{kind}, rank {rank}: {error:?}");
+                };
+                assert!([ours.0, theirs.0].contains(&0), "{kind}, rank {rank}: {error:?}");
+            }
         }
     }
 }

@@ -26,7 +26,6 @@ mod process_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -234,8 +233,6 @@ struct Shared {
 #[derive(Debug)]
 pub struct Connector {
     shared: Arc<Shared>,
-    /// Who has been dialled: dialling again is free.
-    dialled: Mutex<HashSet<usize>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -288,30 +285,18 @@ impl Connector {
         let driver = driver::Driver::new(listeners, config, sleeper, deliver, shared.clone()).map_err(failed)?;
         let thread =
             std::thread::Builder::new().name("phalanx-connect".into()).spawn(move || driver.run()).map_err(failed)?;
-        Ok(Self { shared, dialled: Mutex::default(), thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Asks for a connection to `peer`. Returns at once; the outcome is delivered. Asking again, or for a peer that is
-    /// connected, does nothing.
+    /// Asks for a connection to `peer`. Returns at once; the outcome is delivered. Asking again before that, or for a
+    /// peer that is connected, does nothing.
     pub fn dial(&self, peer: usize) {
-        if self.dialled.lock().unwrap_or_else(PoisonError::into_inner).insert(peer) {
-            self.command(Command::Dial(peer));
-        }
-    }
-
-    /// Asks once more for a connection to a peer whose error was delivered.
-    pub fn redial(&self, peer: usize) {
         self.command(Command::Dial(peer));
     }
 
     /// Goes over to another view: serves its generation, knows its members. What is connected stays so, except to
     /// members that are not in it; attempts that are under way begin again.
     pub fn install(&self, view: NextView) {
-        let mut dialled = self.dialled.lock().unwrap_or_else(PoisonError::into_inner);
-        view.again.iter().for_each(|peer| {
-            dialled.remove(peer);
-        });
-        drop(dialled);
         self.command(Command::Install(view));
     }
 
