@@ -200,7 +200,8 @@ impl Guard {
         };
         while let Some(line) = self.lines.poll_line() {
             match Order::decode(&line) {
-                Some(Order::Signal(signal)) => self.forward(signal),
+                Some(Order::Signal(signal)) => self.forward(signal, rustix::process::kill_process_group),
+                Some(Order::Ask(signal)) => self.forward(signal, rustix::process::kill_process),
                 Some(Order::Kill) => self.kill(Instant::now()),
                 None => {}
             }
@@ -210,13 +211,13 @@ impl Guard {
         }
     }
 
-    fn forward(&self, signal: Signal) {
+    fn forward(&self, signal: Signal, send: fn(Pid, rustix::process::Signal) -> rustix::io::Result<()>) {
         let Some(worker) = self.worker else { return };
         let resume = matches!(signal, Signal::TERM | Signal::INT | Signal::HUP | Signal::QUIT).then_some(Signal::CONT);
         // A stopped process does not hear that it is asked to end, unless it is let go on.
         for signal in [Some(signal), resume].into_iter().flatten().filter_map(Signal::to_rustix) {
             // The worker is not reaped yet, so its number, which is its group's, is still its own.
-            let _ = rustix::process::kill_process_group(worker, signal);
+            let _ = send(worker, signal);
         }
     }
 

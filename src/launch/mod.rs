@@ -13,6 +13,8 @@ pub mod binding;
 pub mod command;
 mod console;
 pub mod control;
+mod course;
+mod director;
 pub mod environment;
 pub mod guard;
 pub mod hosts;
