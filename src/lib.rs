@@ -39,6 +39,8 @@ pub mod executor;
 
 pub mod comm;
 
+pub mod elastic;
+
 pub mod observe;
 
 pub mod launch;

@@ -39,3 +39,8 @@ pub fn local_world(kind: TransportKind, hosts: &[usize]) -> Result<Vec<Communica
 pub fn vanish(comm: &Communicator) {
     comm.vanish();
 }
+
+/// Ends a member of an elastic job as a process that dies does: without a word to anybody.
+pub fn vanish_elastic(elastic: &crate::elastic::Elastic) {
+    elastic.vanish();
+}

@@ -16,6 +16,7 @@ const ROOMS: [&str; 15] = [
     "bootstrap",
     "executor",
     "comm",
+    "elastic",
     "observe",
     "launch",
     "testing",

@@ -109,8 +109,10 @@ pub(super) fn meet(place: &Place, newcomer: &Newcomer, deadline: Deadline) -> Re
     let stream = dial(place, deadline)?;
     let mut wire = Wire { stream, deadline };
     let again = |what: &str, error: io::Error| Failure::Again(format!("{place}: {what}: {error}"));
-    let key = receive_key(place, &mut wire, newcomer)?;
-    authenticate(place, &mut wire, &key, newcomer)?;
+    let rank = newcomer.member.rank;
+    let key = receive_key(place, &mut wire, newcomer.key.as_ref(), &format!("rank {rank}"))?;
+    let from = u32::try_from(rank).map_err(|_| Failure::Final(Error::internal("a rank beyond 32 bits")))?;
+    authenticate(place, &mut wire, &key, from, Purpose::Rendezvous)?;
     let patience = deadline.remaining(Instant::now());
     let join = Message::Join(Join {
         version: rendezvous::VERSION,
@@ -134,14 +136,13 @@ pub(super) fn meet(place: &Place, newcomer: &Newcomer, deadline: Deadline) -> Re
 }
 
 /// Proves the key to the server, after the server has proved it.
-fn authenticate(place: &Place, wire: &mut Wire, key: &JobKey, newcomer: &Newcomer) -> Result<(), Failure> {
+fn authenticate(place: &Place, wire: &mut Wire, key: &JobKey, from: u32, purpose: Purpose) -> Result<(), Failure> {
     let hello = Hello {
         job: key.job(),
         generation: handshake_identity(key).generation,
-        from: u32::try_from(newcomer.member.rank)
-            .map_err(|_| Failure::Final(Error::internal("a rank beyond 32 bits")))?,
+        from,
         to: handshake_identity(key).rank,
-        purpose: Purpose::Rendezvous,
+        purpose,
         attempt: 0,
         nonce: key::random().map_err(Failure::Final)?,
     };
@@ -164,11 +165,33 @@ fn authenticate(place: &Place, wire: &mut Wire, key: &JobKey, newcomer: &Newcome
                 _ => "give all ranks of the job the same key, and see that no other job listens there",
             };
             return Err(Failure::Stranger(Error::environment(
-                format!("{place} is not this job's rendezvous: {error}"),
+                format!("{place} is not this job's {}: {error}", place_name(purpose)),
                 hint,
             )));
         }
     }
+}
+
+/// Stands for whoever has no rank yet. The server is another.
+const NO_RANK: u32 = u32::MAX - 1;
+
+fn place_name(purpose: Purpose) -> &'static str {
+    if purpose == Purpose::Registry { "registry" } else { "rendezvous" }
+}
+
+/// Connects to the registry of an elastic job, and proves the key, after it has: the connection is non-blocking from
+/// then on. Returns the key too, which a Unix socket hands over.
+pub(super) fn reach_registry(
+    place: &Place,
+    key: Option<&JobKey>,
+    deadline: Deadline,
+) -> Result<(Stream, JobKey), Failure> {
+    let stream = dial(place, deadline)?;
+    let mut wire = Wire { stream, deadline };
+    let key = receive_key(place, &mut wire, key, "this process")?;
+    authenticate(place, &mut wire, &key, NO_RANK, Purpose::Registry)?;
+    wire.stream.set_nonblocking(true).map_err(|error| Failure::Again(format!("{place}: {error}")))?;
+    Ok((wire.stream, key))
 }
 
 /// What the server of the rendezvous is in the handshake: no rank, and of no generation yet.
@@ -199,19 +222,18 @@ fn dial(place: &Place, deadline: Deadline) -> Result<Stream, Failure> {
     Err(again(why))
 }
 
-fn receive_key(place: &Place, wire: &mut Wire, newcomer: &Newcomer) -> Result<JobKey, Failure> {
+fn receive_key(place: &Place, wire: &mut Wire, given: Option<&JobKey>, who: &str) -> Result<JobKey, Failure> {
     if !wire.stream.is_unix() {
-        return newcomer
-            .key
-            .clone()
-            .ok_or_else(|| Failure::Final(Error::internal("a network rendezvous without a key")));
+        return given.cloned().ok_or_else(|| {
+            Failure::Final(Error::environment(format!("no key is given to meet at {place}"), key::hint()))
+        });
     }
     let mut bytes = [0; wire_key::BYTES];
     wire.read_exact(&mut bytes).map_err(|error| Failure::Again(format!("{place}: no key: {error}")))?;
     let handed = wire_key::decode(&bytes).ok_or_else(|| Failure::Again(format!("{place}: no key")))?;
-    match &newcomer.key {
+    match given {
         Some(given) if *given != handed => Err(Failure::Final(Error::environment(
-            format!("the key given to rank {} is not that of the server at {place}", newcomer.member.rank),
+            format!("the key given to {who} is not that of the server at {place}"),
             "give all ranks of the job the same key",
         ))),
         _ => Ok(handed),

@@ -307,6 +307,6 @@ fn unreached(rank_0_serves: bool, why: String, waited: Duration) -> Error {
     }
 }
 
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

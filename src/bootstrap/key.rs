@@ -19,7 +19,7 @@ pub fn new_key() -> Result<JobKey> {
 }
 
 /// Random bytes from the kernel.
-pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::environment(format!("no random bytes: {error}"), "see that getrandom(2) is allowed"))?;
@@ -31,7 +31,7 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
 /// # Errors
 ///
 /// [`Error::Environment`] for a file that cannot be read, that others may read, or that holds no key.
-pub(super) fn given(source: &KeySource) -> Result<Option<JobKey>> {
+pub(crate) fn given(source: &KeySource) -> Result<Option<JobKey>> {
     match source {
         KeySource::None => Ok(None),
         KeySource::Given(key) => Ok(Some(key.clone())),

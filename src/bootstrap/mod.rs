@@ -10,6 +10,7 @@
 
 mod client;
 mod config;
+pub(crate) mod control;
 mod environment;
 mod file;
 mod join;
@@ -28,8 +29,10 @@ mod wire_key;
 
 pub use config::Config;
 pub use environment::{Launch, MAX_SIZE, Rendezvous, launch};
+pub(crate) use join::host_name;
 pub use join::{Introduction, join};
 pub use key::new_key;
+pub(crate) use key::{given, random};
 pub use launchers::{Launcher, foreign_variables};
 pub use route::listen_address;
 pub use server::{Bind, RendezvousServer};

@@ -48,6 +48,10 @@ pub struct Settings {
     pub ports: Option<RangeInclusive<u16>>,
     /// TCP connections to each peer.
     pub sockets: Option<usize>,
+    /// Where the job's registry listens, if the job is elastic.
+    pub registry: Option<String>,
+    /// Which rank this process is to have in an elastic job's first view.
+    pub slot: Option<usize>,
     /// Where the job's key comes from.
     pub key: KeySource,
     /// The filter of the log.
@@ -67,6 +71,8 @@ impl Default for Settings {
             interface: None,
             ports: None,
             sockets: None,
+            registry: None,
+            slot: None,
             key: KeySource::None,
             log: None,
         }
@@ -90,6 +96,9 @@ pub fn settings(variables: &Variables) -> Result<Settings> {
         interface: read.with(variables::INTERFACE, |text| Ok(text.to_string()))?,
         ports: read.with(variables::PORTS, ports)?,
         sockets: read.with(variables::SOCKETS, sockets)?,
+        registry: read.with(variables::REGISTRY, |text| Ok(text.to_string()))?,
+        slot: read
+            .with(variables::SLOT, |text| text.parse().map_err(|_| "a number from 0 was expected".to_string()))?,
         key: key(&read)?,
         log: read.with(variables::LOG, |text| Ok(text.to_string()))?,
     })

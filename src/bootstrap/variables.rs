@@ -59,6 +59,10 @@ declare! {
         default "found through the launcher where it can be", example "node1:29400";
     RENDEZVOUS_HOSTED = "PHALANX_RENDEZVOUS_HOSTED", "Who listens at PHALANX_RENDEZVOUS: rank0 or launcher.",
         default "rank0", example "launcher";
+    REGISTRY = "PHALANX_REGISTRY", "Where the registry of an elastic job listens: host:port, or unix:@name. Stands in place of rank, size and rendezvous.",
+        default "the job is not elastic", example "node1:29500";
+    SLOT = "PHALANX_SLOT", "Which rank this process is to have in the first view of an elastic job.",
+        default "in the order in which they come", example "0";
     #[secret = true]
     KEY = "PHALANX_KEY", "The job's key: 64 hexadecimal digits, the same for all ranks. Needed to meet over a network.",
         default "made by rank 0 where the ranks meet within one host or through the launcher", example "(64 hexadecimal digits)";

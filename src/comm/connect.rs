@@ -61,7 +61,8 @@ pub(crate) fn member(
     // The slot was made here and is empty.
     let _ = slot.set(connector);
     let world = Arc::new(World::new(engine, Some(Box::new(slot))));
-    Communicator::new(world, CommunicatorId::WORLD, (0..size).collect(), rank, view, model, settings)
+    let id = CommunicatorId::world(view.generation);
+    Communicator::new(world, id, (0..size).collect(), rank, view, model, settings)
 }
 
 /// The communicator of all ranks, as this process's environment describes it: what `phalanx run`, `mpirun`, `mpiexec`,
@@ -109,17 +110,7 @@ impl Config {
                 settings,
             );
         }
-        let transport = match self.settings.transport {
-            None => TransportPolicy::Auto,
-            Some(TransportKind::Shm) => TransportPolicy::Shm,
-            Some(TransportKind::Tcp) => TransportPolicy::Tcp,
-            Some(TransportKind::Inproc) => {
-                return Err(Error::environment(
-                    "the transport inproc is for ranks that are threads of one process",
-                    "set PHALANX_TRANSPORT to shm or tcp, or unset it",
-                ));
-            }
-        };
+        let transport = policy(self.settings.transport)?;
         let listeners = Listeners::bind(&ListenConfig {
             address: bootstrap::listen_address(&self.launch)?,
             interface: self.settings.interface.clone(),
@@ -140,6 +131,19 @@ impl Config {
     }
 }
 
+/// Which carriers may be used, from the one that was asked for.
+pub(crate) fn policy(transport: Option<TransportKind>) -> Result<TransportPolicy> {
+    match transport {
+        None => Ok(TransportPolicy::Auto),
+        Some(TransportKind::Shm) => Ok(TransportPolicy::Shm),
+        Some(TransportKind::Tcp) => Ok(TransportPolicy::Tcp),
+        Some(TransportKind::Inproc) => Err(Error::environment(
+            "the transport inproc is for ranks that are threads of one process",
+            "set PHALANX_TRANSPORT to shm or tcp, or unset it",
+        )),
+    }
+}
+
 /// For a world of one, where nobody is dialled.
 struct Nobody;
 
@@ -148,7 +152,7 @@ impl Dial for Nobody {
 }
 
 /// Passes the engine's wishes on to the connector, as long as there is one.
-struct Dialler(Weak<OnceLock<Connector>>);
+pub(super) struct Dialler(pub Weak<OnceLock<Connector>>);
 
 impl Dial for Dialler {
     fn dial(&mut self, peer: usize) {

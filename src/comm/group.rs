@@ -62,8 +62,7 @@ impl Communicator {
         identity.iter().for_each(|word| digest.add(&word.to_le_bytes()));
         let members: Arc<[usize]> = ranks.iter().map(|&rank| self.inner.members[rank]).collect();
         members.iter().for_each(|&member| digest.add(&(member as u64).to_le_bytes()));
-        // The top bit is for point-to-point channels, and zero is the world.
-        let id = CommunicatorId((digest.0 & (u64::MAX >> 1)).max(1));
+        let id = CommunicatorId::group(self.inner.view.generation, digest.0);
         let rank = ranks.iter().position(|&rank| rank == self.rank());
         let rank = rank.ok_or_else(|| Error::internal("a rank that makes a group is not in it"))?;
         let hosts: Vec<_> = ranks.iter().map(|&rank| self.inner.view.hosts[rank]).collect();

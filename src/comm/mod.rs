@@ -17,15 +17,17 @@ mod plans;
 mod point_to_point;
 mod scope;
 mod threads;
+mod views;
 mod world;
 
 pub use call::Call;
 pub use communicator::{Communicator, Settings};
 pub use connect::init;
-pub(crate) use connect::member;
+pub(crate) use connect::{member, policy};
 pub use handle::Handle;
 pub use pending::Pending;
 pub use scope::{Scope, ScopedHandle};
 pub use threads::thread_world;
 pub(crate) use threads::thread_world_on;
+pub(crate) use views::{Members, Views};
 pub use world::Statistics;

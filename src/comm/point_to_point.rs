@@ -161,7 +161,7 @@ impl Communicator {
         for word in [self.inner.id.0, source as u64, target as u64, u64::from(tag)] {
             digest.add(&word.to_le_bytes());
         }
-        let id = CommunicatorId(digest.0 | 1 << 63);
+        let id = CommunicatorId::point_to_point(self.inner.view.generation, digest.0);
         let mut points = self.inner.points.lock().unwrap_or_else(PoisonError::into_inner);
         if let std::collections::hash_map::Entry::Vacant(e) = points.entry(id) {
             let members = Arc::from([self.inner.members[source], self.inner.members[target]]);

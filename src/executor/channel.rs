@@ -3,9 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::types::{CommunicatorId, Error, Signature};
+use crate::types::{Error, Signature};
 
 /// One communicator, as the engine sees it.
+///
+/// Point-to-point messages have channels of their own, one for each direction between two ranks and each user tag, so
+/// that their numbers count alike on both sides.
 pub(super) struct Channel {
     /// World ranks, in the order of the communicator's own ranks.
     pub members: Arc<[usize]>,
@@ -13,6 +16,8 @@ pub(super) struct Channel {
     pub rank: usize,
     /// The number of the next operation that starts here.
     pub next_sequence: u64,
+    /// Why nothing can be done in it any more: its view is over.
+    pub over: Option<Error>,
     /// A cause that came after its operation had ended here, to be reported at the next call.
     pub late_failure: Option<Error>,
     /// Operations given up, by number, with their causes. The newest [`KEPT`](Self::KEPT).
@@ -36,6 +41,7 @@ impl Channel {
             members,
             rank,
             next_sequence: 0,
+            over: None,
             late_failure: None,
             aborted: BTreeMap::new(),
             early: BTreeMap::new(),
@@ -95,10 +101,4 @@ impl Channel {
     pub fn ended_call(&self, sequence: u64) -> Option<Signature> {
         self.ended.iter().rev().find(|(number, _)| *number == sequence).map(|(_, signature)| *signature)
     }
-}
-
-/// Point-to-point messages have channels of their own, one for each direction between two ranks and each user tag, so
-/// that their numbers count alike on both sides. The top bit of the id tells them from communicators.
-pub(super) fn is_point_to_point(id: CommunicatorId) -> bool {
-    id.0 >> 63 == 1
 }

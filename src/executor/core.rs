@@ -1,10 +1,12 @@
 //! The state of the engine, and what every event does to it. Always behind the engine's lock.
 
+mod views;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::channel::{Channel, is_point_to_point};
+use super::channel::Channel;
 use super::completion::Completion;
 use super::engine::Dial;
 use super::operation::{Message, Operation, Work};
@@ -12,6 +14,9 @@ use super::scratch::ScratchPool;
 use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendRequest, Token};
 use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag, TransportKind};
 use crate::wire::notice::Notice;
+
+use self::views::Judged;
+pub(super) use self::views::OnLost;
 
 /// A peer, by world rank.
 enum Peer {
@@ -97,6 +102,8 @@ pub(super) struct Core {
     untold: bool,
     /// Set once goodbye was said.
     closed: bool,
+    /// Set in an elastic world.
+    judged: Option<Judged>,
 }
 
 enum Unknown {
@@ -125,6 +132,7 @@ impl Core {
             ended: false,
             untold: false,
             closed: false,
+            judged: None,
         }
     }
 
@@ -168,9 +176,12 @@ impl Core {
             let error = Error::internal("an operation on a communicator that the engine does not know");
             return completion.finish(Err(error), work.keep.take());
         };
+        if let Some(cause) = &channel.over {
+            return completion.finish(Err(cause.clone()), work.keep.take());
+        }
         let mut refusal = None;
         let mut early = Vec::new();
-        if !is_point_to_point(tag.communicator) {
+        if !tag.communicator.is_point_to_point() {
             tag.sequence = channel.next_sequence;
             channel.next_sequence += 1;
             early = channel.take_early(tag.sequence);
@@ -287,12 +298,12 @@ impl Core {
         };
         // Whoever connects late learns what was given up, and who is gone, before anything else.
         for (rank, state) in self.peers.iter().enumerate() {
-            if let Peer::Gone(detail) = state {
+            if let (Peer::Gone(detail), None) = (state, &self.judged) {
                 endpoint.notify(frame(&Notice::PeerFailed { rank, detail: detail.to_string() }, self.rank));
             }
         }
         for (&communicator, channel) in &self.channels {
-            if channel.rank_of(peer).is_some() {
+            if channel.rank_of(peer).is_some() && channel.over.is_none() {
                 for (sequence, cause) in channel.aborts() {
                     let tag = Tag { communicator, sequence };
                     endpoint.notify(frame(&Notice::Abort { tag, cause: cause.clone() }, channel.rank));
@@ -343,6 +354,8 @@ impl Core {
             }
             Event::Notice(frame) => match Notice::decode(&frame.0) {
                 Some(Notice::Abort { tag, cause }) => self.handle_abort(peer, tag, cause),
+                // What one rank thinks of another is for the registry to judge.
+                Some(Notice::PeerFailed { .. }) if self.judged.is_some() => {}
                 Some(Notice::PeerFailed { rank, detail }) if rank < self.peers.len() && rank != self.rank => {
                     self.lose(rank, format!("{detail} (as rank {peer} noticed)").into(), true);
                 }
@@ -379,7 +392,13 @@ impl Core {
     }
 
     fn handle_early(&mut self, peer: usize, tag: Tag, signature: Signature) {
-        if is_point_to_point(tag.communicator) {
+        if self.is_stale(tag.communicator) {
+            if let Peer::Connected { endpoint, .. } = &mut self.peers[peer] {
+                endpoint.cancel(tag);
+            }
+            return;
+        }
+        if tag.communicator.is_point_to_point() {
             return;
         }
         let Some(channel) = self.channels.get_mut(&tag.communicator) else {
@@ -415,7 +434,10 @@ impl Core {
 
     /// Some rank gave the operation up.
     fn handle_abort(&mut self, peer: usize, tag: Tag, cause: Error) {
-        if is_point_to_point(tag.communicator) {
+        if self.is_stale(tag.communicator) {
+            return;
+        }
+        if tag.communicator.is_point_to_point() {
             if let Some(&slot) = self.by_tag.get(&tag) {
                 self.fail(slot, cause, false);
             }
@@ -424,7 +446,7 @@ impl Core {
         let Some(channel) = self.channels.get_mut(&tag.communicator) else {
             return self.remember_unknown(peer, Unknown::Abort(tag, cause));
         };
-        if channel.rank_of(peer).is_none() {
+        if channel.rank_of(peer).is_none() || channel.over.is_some() {
             return;
         }
         if let Some(&slot) = self.by_tag.get(&tag) {
@@ -493,7 +515,7 @@ impl Core {
         self.active -= 1;
         self.ended = true;
         if outcome.is_ok()
-            && !is_point_to_point(tag.communicator)
+            && !tag.communicator.is_point_to_point()
             && let Some(channel) = self.channels.get_mut(&tag.communicator)
         {
             channel.remember_ended(tag.sequence, signature);
@@ -530,7 +552,9 @@ impl Core {
         tracing::debug!(peer, %detail, "lost a peer");
         // Dropping the endpoint first gives the memory of everything posted on it back.
         self.peers[peer] = Peer::Gone(detail.clone());
-        if tell {
+        if let Some(judged) = &self.judged {
+            (judged.on_lost)(peer, detail.clone());
+        } else if tell {
             let notice = frame(&Notice::PeerFailed { rank: peer, detail: detail.to_string() }, self.rank);
             for other in 0..self.peers.len() {
                 self.notify(other, notice.clone());

@@ -6,10 +6,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::completion::Completion;
-use super::core::Core;
+use super::core::{Core, OnLost};
 use super::operation::Work;
 use crate::transport::Endpoint;
-use crate::types::{CommunicatorId, Deadline, Error, Result, TransportKind};
+use crate::types::{CommunicatorId, Deadline, Error, Generation, Result, TransportKind};
 
 /// Sleeps until something happens on a link.
 pub trait Sleep: Send + Sync {
@@ -61,11 +61,11 @@ struct Shared {
     /// The progress thread sleeps here until there is work that nobody waits for.
     work: Condvar,
     sleeper: Arc<dyn Sleep>,
-    config: EngineConfig,
 }
 
 struct State {
     core: Core,
+    config: EngineConfig,
     /// Whether a thread is driving.
     led: bool,
     /// Threads that wait for an operation while another drives. They rather drive themselves than be woken by the
@@ -101,26 +101,84 @@ impl Engine {
         config: EngineConfig,
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { core: Core::new(rank, size, dial), led: false, followers: 0, stopping: false }),
+            state: Mutex::new(State {
+                core: Core::new(rank, size, dial),
+                config,
+                led: false,
+                followers: 0,
+                stopping: false,
+            }),
             contenders: AtomicUsize::new(0),
             changed: Condvar::new(),
             work: Condvar::new(),
             sleeper,
-            config,
         });
-        let progress = if size > 1 {
-            let shared = shared.clone();
+        let engine = Self { shared, progress: Mutex::new(None) };
+        if size > 1 {
+            engine.start_progress()?;
+        }
+        Ok(engine)
+    }
+
+    fn start_progress(&self) -> Result<()> {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if progress.is_none() {
+            let shared = self.shared.clone();
             let spawned = std::thread::Builder::new().name("phalanx-progress".into()).spawn(move || shared.attend());
-            Some(spawned.map_err(|error| {
+            *progress = Some(spawned.map_err(|error| {
                 Error::environment(
                     format_args!("cannot start the progress thread: {error}"),
                     "raise the limit on threads (ulimit -u, or the container's pids limit)",
                 )
-            })?)
-        } else {
-            None
-        };
-        Ok(Self { shared, progress: Mutex::new(progress) })
+            })?);
+        }
+        Ok(())
+    }
+
+    /// From here on this is the engine of an elastic world: who is gone is not for the ranks to judge, and peers are
+    /// slots. `on_lost` hears of every link that is lost; it is called under the engine's lock, and must neither block
+    /// nor call the engine.
+    pub fn judge(&self, generation: Generation, on_lost: OnLost) {
+        self.shared.lock().core.judge(generation, on_lost);
+    }
+
+    /// Gives up everything in flight and refuses what comes, with `cause`, until a communicator of a later view is
+    /// added.
+    pub fn suspend(&self, cause: &Error) {
+        let mut state = self.shared.lock();
+        state.core.suspend(cause);
+        self.shared.after_change(&mut state);
+        drop(state);
+        self.shared.sleeper.kick();
+    }
+
+    /// The next view of an elastic world: slots below `size` may be peers, those in `gone` are not, and the links to
+    /// `broken` are to be made anew. Returns every slot of which that is so.
+    ///
+    /// # Errors
+    ///
+    /// When the progress thread is needed now and cannot be started.
+    pub fn install(
+        &self,
+        generation: Generation,
+        size: usize,
+        gone: &[usize],
+        broken: &[usize],
+        config: EngineConfig,
+    ) -> Result<Vec<usize>> {
+        let mut state = self.shared.lock();
+        let again = state.core.install(generation, size, gone, broken);
+        state.config = config;
+        drop(state);
+        if size > 1 {
+            self.start_progress()?;
+        }
+        Ok(again)
+    }
+
+    /// How many messages of views that were over have been dropped.
+    pub fn stale(&self) -> u64 {
+        self.shared.lock().core.stale()
     }
 
     /// What the connector calls with each connection, or the reason why there is none. Holds no reference that keeps
@@ -348,7 +406,8 @@ impl Shared {
             }
             polls += 1;
             if polls % POLLS_PER_LOOK != 1 {
-                state = self.let_in(state, self.config.yields);
+                let yields = state.config.yields;
+                state = self.let_in(state, yields);
                 continue;
             }
             let now = Instant::now();
@@ -363,9 +422,10 @@ impl Shared {
                 break;
             }
             // The progress thread does not spin: it would take a core from the threads that compute.
-            let spin = if matches!(until, Until::Idle) { Duration::ZERO } else { self.config.spin };
+            let EngineConfig { spin, yields } = state.config;
+            let spin = if matches!(until, Until::Idle) { Duration::ZERO } else { spin };
             if now.duration_since(*idle_since.get_or_insert(now)) < spin {
-                state = self.let_in(state, self.config.yields);
+                state = self.let_in(state, yields);
                 continue;
             }
             if state.core.ended || !state.core.prepare_sleep() {

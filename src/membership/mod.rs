@@ -5,6 +5,8 @@
 //! reason why not. Views that follow the first, liveness and verdicts build on it.
 
 mod gathering;
+pub mod member;
+pub mod registry;
 mod roster;
 
 pub use gathering::{Gathering, Outcome, Tell};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Signature;
+use super::{Generation, Signature};
 
 /// A result with the library's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -60,6 +60,25 @@ pub enum Error {
         /// Over which links.
         detail: Arc<str>,
     },
+    /// The view in which the call was made is over, and the step that it belongs to does not count, on any rank.
+    ViewChanged {
+        /// The generation of the next view, or of the one that ended if the next has not come.
+        generation: Generation,
+        /// Why it ended.
+        cause: Arc<str>,
+    },
+    /// The others went on without this rank. What it does has no effect on them.
+    Evicted {
+        /// The view that they were in when it was told.
+        generation: Generation,
+        /// Why it is out.
+        reason: Arc<str>,
+    },
+    /// Ranks that should have the same state have not.
+    StateDiffers {
+        /// Two of them.
+        ranks: [usize; 2],
+    },
     /// The communicator was shut down on this rank while the operation was pending or before it began.
     Closed {
         /// What was asked for.
@@ -98,8 +117,12 @@ impl Error {
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::InvalidArgument { .. } | Self::Mismatch { .. } | Self::Closed { .. } => Fault::Caller,
-            Self::PeerFailed { .. } | Self::Timeout { .. } => Fault::Peer,
+            Self::InvalidArgument { .. } | Self::Mismatch { .. } | Self::Closed { .. } | Self::StateDiffers { .. } => {
+                Fault::Caller
+            }
+            Self::PeerFailed { .. } | Self::Timeout { .. } | Self::ViewChanged { .. } | Self::Evicted { .. } => {
+                Fault::Peer
+            }
             Self::Environment { .. } => Fault::Environment,
             Self::Internal { .. } => Fault::Bug,
         }
@@ -107,7 +130,7 @@ impl Error {
 
     /// Whether the same call may succeed when tried again.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::Environment { .. })
+        matches!(self, Self::Timeout { .. } | Self::Environment { .. } | Self::ViewChanged { .. })
     }
 
     /// What to do about it.
@@ -120,6 +143,11 @@ impl Error {
             Self::PeerFailed { .. } => "look at the output of the rank that failed; restart the job",
             Self::Timeout { .. } => {
                 "look at what the ranks waited for are doing; PHALANX_TIMEOUT (while ranks meet: PHALANX_START_TIMEOUT) sets the limit"
+            }
+            Self::ViewChanged { .. } => "restore the state of the last commit, and go on in the new view",
+            Self::Evicted { .. } => "exit, or join again as a newcomer; the others have the state",
+            Self::StateDiffers { .. } => {
+                "keep in the state only what every rank computes alike, and start all ranks from the same checkpoint"
             }
             Self::Closed { .. } => "make no calls on a communicator after shutdown",
             Self::Environment { hint, .. } => hint,
@@ -158,6 +186,13 @@ impl fmt::Display for Error {
                     ranks.join(", ")
                 )?;
                 if detail.is_empty() { Ok(()) } else { write!(f, " ({detail})") }
+            }
+            Self::ViewChanged { generation, cause } => write!(f, "the view ended ({cause}; {generation})"),
+            Self::Evicted { generation, reason } => {
+                write!(f, "the others went on without this rank ({reason}; they are at {generation})")
+            }
+            Self::StateDiffers { ranks: [one, other] } => {
+                write!(f, "the states of rank {one} and rank {other} differ, though they should be equal")
             }
             Self::Closed { what } => write!(f, "{what}: the communicator was shut down"),
             Self::Environment { what, .. } => write!(f, "{what}"),

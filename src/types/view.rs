@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-/// The number of a membership view. Every connection and every message belongs to one generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// The number of a membership view. Every connection and every message belongs to one generation. Zero is before the
+/// first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(pub u64);
 
 impl Generation {
@@ -18,12 +19,47 @@ impl fmt::Display for Generation {
 }
 
 /// Which communicator a message belongs to; the same number on each of its ranks.
+///
+/// The top bit tells channels of point-to-point messages from communicators, the next 16 are the low bits of the
+/// generation, the others tell the channels of a generation apart. So a message of a view that is over is known by its
+/// tag alone, whatever link it comes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CommunicatorId(pub u64);
 
 impl CommunicatorId {
-    /// The communicator of all members.
-    pub const WORLD: CommunicatorId = CommunicatorId(0);
+    /// The communicator of all members of a job's first view.
+    pub const WORLD: CommunicatorId = CommunicatorId::world(Generation::FIRST);
+
+    const NUMBER_BITS: u32 = 47;
+    const NUMBER: u64 = (1 << Self::NUMBER_BITS) - 1;
+    const POINT_TO_POINT: u64 = 1 << 63;
+
+    /// The communicator of all members of a view.
+    pub const fn world(generation: Generation) -> Self {
+        Self((generation.0 & 0xffff) << Self::NUMBER_BITS)
+    }
+
+    /// A group of members of a view, told from others by `digest`.
+    pub const fn group(generation: Generation, digest: u64) -> Self {
+        let number = digest & Self::NUMBER;
+        // Zero is the world.
+        Self(Self::world(generation).0 | if number == 0 { 1 } else { number })
+    }
+
+    /// A channel of point-to-point messages in a view, told from others by `digest`.
+    pub const fn point_to_point(generation: Generation, digest: u64) -> Self {
+        Self(Self::group(generation, digest).0 | Self::POINT_TO_POINT)
+    }
+
+    /// Whether this is a channel of point-to-point messages.
+    pub const fn is_point_to_point(self) -> bool {
+        self.0 & Self::POINT_TO_POINT != 0
+    }
+
+    /// How many generations this is ahead of `generation`; negative for one that is over. Right for less than 2^15.
+    pub const fn generations_ahead(self, generation: Generation) -> i16 {
+        ((self.0 >> Self::NUMBER_BITS) as u16).wrapping_sub(generation.0 as u16) as i16
+    }
 }
 
 /// The key that pairs sends with receives: an operation of a communicator. Messages of one tag between two ranks
@@ -74,6 +110,27 @@ impl View {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_communicator_is_of_one_generation() {
+        for number in [1, 2, 0xffff, 0x1_0000, 0x12_3456] {
+            let generation = Generation(number);
+            let ids = [
+                CommunicatorId::world(generation),
+                CommunicatorId::group(generation, 0),
+                CommunicatorId::group(generation, u64::MAX),
+                CommunicatorId::point_to_point(generation, 0),
+                CommunicatorId::point_to_point(generation, u64::MAX),
+            ];
+            for (place, id) in ids.into_iter().enumerate() {
+                assert_eq!(id.is_point_to_point(), place > 2);
+                assert_eq!(id.generations_ahead(generation), 0);
+                assert_eq!(id.generations_ahead(Generation(number + 3)), -3);
+                assert_eq!(id.generations_ahead(Generation(number - 1)), 1);
+                assert!(ids[..place].iter().all(|other| *other != id));
+            }
+        }
+    }
 
     #[test]
     fn local_and_cross_ranks_on_uneven_hosts() {

@@ -12,8 +12,10 @@
 //!
 //! A member is: rank u32, pid u32, host identity, host name, addresses; the last three each a length u16 and bytes.
 
-use std::fmt;
 use std::time::Duration;
+
+pub use super::fields::{Frames, Malformed};
+use super::fields::{Input, frame, put_bytes, put_millis, put_text, put_u32};
 
 /// The version of these messages.
 pub const VERSION: u16 = 1;
@@ -125,50 +127,34 @@ pub enum Message {
     Rejection(Rejection),
 }
 
-/// What a peer sent is not a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Malformed(pub &'static str);
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "malformed rendezvous message: {}", self.0)
-    }
-}
-
-impl std::error::Error for Malformed {}
-
 impl Message {
     /// The message as a frame. Texts that are too long are cut.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![0; 4];
-        match self {
+        frame(|out| match self {
             Message::Join(join) => {
                 out.push(JOIN);
                 out.extend(join.version.to_le_bytes());
-                put_u32(&mut out, join.size);
-                put_millis(&mut out, join.patience);
+                put_u32(out, join.size);
+                put_millis(out, join.patience);
                 out.extend(join.session);
-                put_member(&mut out, &join.member);
+                put_member(out, &join.member);
             }
             Message::Table { generation, members } => {
                 out.push(TABLE);
                 out.extend(generation.to_le_bytes());
-                put_u32(&mut out, members.len());
-                members.iter().for_each(|member| put_member(&mut out, member));
+                put_u32(out, members.len());
+                members.iter().for_each(|member| put_member(out, member));
             }
             Message::Rejection(Rejection { reason, waited, ranks, what, hint }) => {
                 out.push(REJECTION);
                 out.push(*reason as u8);
-                put_millis(&mut out, *waited);
-                put_u32(&mut out, ranks.len());
-                ranks.iter().for_each(|rank| put_u32(&mut out, *rank));
-                put_bytes(&mut out, cut(what, MAX_TEXT).as_bytes());
-                put_bytes(&mut out, cut(hint, MAX_TEXT).as_bytes());
+                put_millis(out, *waited);
+                put_u32(out, ranks.len());
+                ranks.iter().for_each(|rank| put_u32(out, *rank));
+                put_text(out, what, MAX_TEXT);
+                put_text(out, hint, MAX_TEXT);
             }
-        }
-        let length = u32::try_from(out.len() - 4).unwrap_or(u32::MAX);
-        out[..4].copy_from_slice(&length.to_le_bytes());
-        out
+        })
     }
 
     /// The message in a frame, without its length. `max_size` bounds the number of ranks in it.
@@ -180,12 +166,9 @@ impl Message {
                 size: input.u32()?,
                 patience: input.millis()?,
                 session: input.array()?,
-                member: input.member()?,
+                member: member(&mut input)?,
             }),
-            TABLE => Message::Table {
-                generation: u64::from_le_bytes(input.array()?),
-                members: input.list(max_size, Input::member)?,
-            },
+            TABLE => Message::Table { generation: input.u64()?, members: input.list(max_size, member)? },
             REJECTION => {
                 let reason = input.u8()?;
                 Message::Rejection(Rejection {
@@ -198,148 +181,27 @@ impl Message {
             }
             _ => return Err(Malformed("unknown kind")),
         };
-        if !input.0.is_empty() {
-            return Err(Malformed("bytes after the end"));
-        }
+        input.end()?;
         Ok(message)
     }
-}
-
-/// Cuts arriving bytes into frames.
-#[derive(Debug)]
-pub struct Frames {
-    arrived: Vec<u8>,
-    max_frame: usize,
-}
-
-impl Frames {
-    /// For a peer whose frames have at most `max_frame` bytes.
-    pub fn new(max_frame: usize) -> Self {
-        Frames { arrived: Vec::new(), max_frame }
-    }
-
-    /// How many more bytes are of use: what is missing of the frame that has begun. Reading no more than this keeps
-    /// the buffer within its bound.
-    pub fn wanted(&self) -> Result<usize, Malformed> {
-        match self.arrived.first_chunk::<4>() {
-            None => Ok(4 - self.arrived.len()),
-            Some(length) => {
-                let length = u32::from_le_bytes(*length) as usize;
-                if length == 0 || length > self.max_frame {
-                    return Err(Malformed("a frame of a length that no message has"));
-                }
-                Ok((4 + length).saturating_sub(self.arrived.len()))
-            }
-        }
-    }
-
-    /// Takes bytes that arrived: at most as many as were wanted.
-    pub fn push(&mut self, bytes: &[u8]) {
-        self.arrived.extend_from_slice(bytes);
-    }
-
-    /// The next frame, without its length, if all of it is there.
-    pub fn next_frame(&mut self) -> Result<Option<Vec<u8>>, Malformed> {
-        if self.wanted()? > 0 || self.arrived.len() <= 4 {
-            return Ok(None);
-        }
-        let length = 4 + self.arrived.first_chunk().map_or(0, |length| u32::from_le_bytes(*length) as usize);
-        let rest = self.arrived.split_off(length.min(self.arrived.len()));
-        let mut frame = std::mem::replace(&mut self.arrived, rest);
-        frame.drain(..4);
-        Ok(Some(frame))
-    }
-}
-
-/// The longest start of `text` that has at most `max` bytes.
-fn cut(text: &str, max: usize) -> &str {
-    let end = (0..=max.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    &text[..end]
-}
-
-fn put_u32(out: &mut Vec<u8>, value: usize) {
-    out.extend(u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes());
-}
-
-fn put_millis(out: &mut Vec<u8>, length: Duration) {
-    out.extend(u64::try_from(length.as_millis()).unwrap_or(u64::MAX).to_le_bytes());
-}
-
-fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    let length = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
-    out.extend(length.to_le_bytes());
-    out.extend(&bytes[..length as usize]);
 }
 
 fn put_member(out: &mut Vec<u8>, member: &MemberRecord) {
     put_u32(out, member.rank);
     out.extend(member.pid.to_le_bytes());
     put_bytes(out, &member.host);
-    put_bytes(out, cut(&member.host_name, MAX_HOST).as_bytes());
+    put_text(out, &member.host_name, MAX_HOST);
     put_bytes(out, &member.addresses);
 }
 
-struct Input<'a>(&'a [u8]);
-
-impl<'a> Input<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(Malformed("cut short"))?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        self.take(N)?.try_into().map_err(|_| Malformed("cut short"))
-    }
-
-    fn u8(&mut self) -> Result<u8, Malformed> {
-        Ok(self.array::<1>()?[0])
-    }
-
-    fn u32(&mut self) -> Result<usize, Malformed> {
-        Ok(u32::from_le_bytes(self.array()?) as usize)
-    }
-
-    fn millis(&mut self) -> Result<Duration, Malformed> {
-        Ok(Duration::from_millis(u64::from_le_bytes(self.array()?)))
-    }
-
-    fn bytes(&mut self, max: usize) -> Result<&'a [u8], Malformed> {
-        let length = u16::from_le_bytes(self.array()?) as usize;
-        if length > max {
-            return Err(Malformed("a field is too long"));
-        }
-        self.take(length)
-    }
-
-    fn text(&mut self, max: usize) -> Result<String, Malformed> {
-        let text = std::str::from_utf8(self.bytes(max)?).map_err(|_| Malformed("a text is not UTF-8"))?;
-        // Texts end up in terminals and logs.
-        Ok(text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
-    }
-
-    fn member(&mut self) -> Result<MemberRecord, Malformed> {
-        Ok(MemberRecord {
-            rank: self.u32()?,
-            pid: u32::from_le_bytes(self.array()?),
-            host: self.bytes(MAX_HOST)?.to_vec(),
-            host_name: self.text(MAX_HOST)?,
-            addresses: self.bytes(MAX_ADDRESSES)?.to_vec(),
-        })
-    }
-
-    fn list<T>(
-        &mut self,
-        max: usize,
-        mut item: impl FnMut(&mut Self) -> Result<T, Malformed>,
-    ) -> Result<Vec<T>, Malformed> {
-        let count = self.u32()?;
-        if count > max {
-            return Err(Malformed("too many ranks"));
-        }
-        // Nothing is reserved for items that did not arrive.
-        (0..count).map(|_| item(self)).collect()
-    }
+fn member(input: &mut Input<'_>) -> Result<MemberRecord, Malformed> {
+    Ok(MemberRecord {
+        rank: input.u32()?,
+        pid: u32::from_le_bytes(input.array()?),
+        host: input.bytes(MAX_HOST)?.to_vec(),
+        host_name: input.text(MAX_HOST)?,
+        addresses: input.bytes(MAX_ADDRESSES)?.to_vec(),
+    })
 }
 
 #[cfg(test)]
@@ -450,7 +312,7 @@ mod tests {
             hint: String::new(),
         };
         let frame = Message::Rejection(rejection).encode();
-        assert_eq!(Message::decode(&frame[4..], 16), Err(Malformed("too many ranks")));
+        assert_eq!(Message::decode(&frame[4..], 16), Err(Malformed("too many items")));
         assert!(Message::decode(&frame[4..], 17).is_ok());
     }
 

@@ -107,6 +107,8 @@ fn report(error: &Error) -> PhxStatus {
         Error::Mismatch { .. } => PhxStatus::PHX_ERROR_MISMATCH,
         Error::PeerFailed { .. } => PhxStatus::PHX_ERROR_PEER,
         Error::Timeout { .. } => PhxStatus::PHX_ERROR_TIMEOUT,
+        Error::ViewChanged { .. } | Error::Evicted { .. } => PhxStatus::PHX_ERROR_PEER,
+        Error::StateDiffers { .. } => PhxStatus::PHX_ERROR_ARGUMENT,
         Error::Closed { .. } => PhxStatus::PHX_ERROR_CLOSED,
         Error::Environment { .. } => PhxStatus::PHX_ERROR_ENVIRONMENT,
         Error::Internal { .. } => PhxStatus::PHX_ERROR_INTERNAL,

@@ -19,7 +19,7 @@ pub enum Bind {
 }
 
 /// Listens there.
-pub(super) fn listen(bind: &Bind) -> Result<Vec<Listener>> {
+pub(in crate::bootstrap) fn listen(bind: &Bind) -> Result<Vec<Listener>> {
     let failed = |place: &str, error: &io::Error| {
         let hint = match error.kind() {
             io::ErrorKind::AddrInUse => {

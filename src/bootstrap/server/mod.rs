@@ -28,7 +28,7 @@ use crate::wire::handshake::{JobKey, Responder};
 use crate::wire::rendezvous::{Message, Session};
 
 pub use bind::Bind;
-pub(super) use bind::everywhere;
+pub(super) use bind::{everywhere, listen};
 use connection::{Connection, Stage};
 
 /// How long a connection may take to prove the key and join. Long enough for a member on a loaded machine.
@@ -82,7 +82,7 @@ impl RendezvousServer {
     }
 
     pub(super) fn start_with(options: Options) -> Result<Self> {
-        let listeners = bind::listen(&options.bind)?;
+        let listeners = listen(&options.bind)?;
         let failed = |error: io::Error| {
             Error::environment(format!("the rendezvous server cannot start: {error}"), "see the limits of this process")
         };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Lost, Stage};
 use super::exchange::{self, ShmMessage};
 use super::peers::Peer;
-use super::{ConnectorConfig, DeliverLanes, Shared};
+use super::{Command, ConnectorConfig, DeliverLanes, Shared};
 use crate::sys::process::PidFd;
 use crate::sys::{Epoll, Interest, Readiness, socket, unix};
 use crate::transport::doorbell::Doorbell;
@@ -135,9 +135,12 @@ impl Driver {
         let mut found = Vec::new();
         while !self.shared.stop.load(Ordering::Acquire) {
             let now = Instant::now();
-            let dials = std::mem::take(&mut *self.shared.commands.lock().unwrap_or_else(|error| error.into_inner()));
-            for peer in dials {
-                self.dial(peer, now);
+            let commands = std::mem::take(&mut *self.shared.commands.lock().unwrap_or_else(|error| error.into_inner()));
+            for command in commands {
+                match command {
+                    Command::Dial(peer) => self.dial(peer, now),
+                    Command::Install(view) => self.install(view, now),
+                }
             }
             self.handle_timeouts(now);
             let timeout = self.next_deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -385,8 +388,8 @@ impl Driver {
                             connection.lane = lane;
                             Stage::Up
                         }
-                        // `decide` lets nobody in who wants the rendezvous.
-                        Purpose::Shm | Purpose::Rendezvous => Stage::AwaitsOffer,
+                        // `decide` lets nobody in who wants the rendezvous or the registry.
+                        Purpose::Shm | Purpose::Rendezvous | Purpose::Registry => Stage::AwaitsOffer,
                     });
                 }
                 Err(refusal) => {

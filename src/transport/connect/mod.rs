@@ -26,6 +26,7 @@ mod process_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -107,6 +108,9 @@ pub struct ConnectorConfig {
     pub max_pending: usize,
     /// How long things may take.
     pub timeouts: ConnectTimeouts,
+    /// Whether views change while this connector lives: see [`Connector::install`]. A peer of another generation is
+    /// then one that has heard of a change earlier or later, and is tried again.
+    pub elastic: bool,
 }
 
 impl ConnectorConfig {
@@ -122,6 +126,7 @@ impl ConnectorConfig {
             ring_bytes: shm::DEFAULT_RING_BYTES,
             max_pending: 256,
             timeouts: ConnectTimeouts::default(),
+            elastic: false,
         }
     }
 
@@ -197,10 +202,28 @@ pub type DeliverLanes = Box<dyn Fn(usize, Result<Vec<Box<dyn Lane>>>) + Send>;
 /// The endpoint of a peer, or why there is none. Called on the connector's thread; it must not block.
 pub type DeliverEndpoint = Box<dyn Fn(usize, Result<Box<dyn Endpoint>>) + Send>;
 
+/// What the thread is asked to do.
+#[derive(Debug)]
+enum Command {
+    Dial(usize),
+    Install(NextView),
+}
+
+/// The members of the next view, for [`Connector::install`].
+#[derive(Clone, Debug)]
+pub struct NextView {
+    /// Its generation.
+    pub generation: Generation,
+    /// Its members; an entry for this one is ignored.
+    pub peers: Vec<PeerAddress>,
+    /// Members whose connections are lost: they may connect and be dialled again.
+    pub again: Vec<usize>,
+}
+
 /// What the handle and the thread share.
 #[derive(Debug)]
 struct Shared {
-    commands: Mutex<Vec<usize>>,
+    commands: Mutex<Vec<Command>>,
     wake: EventFd,
     stop: AtomicBool,
     counters: Counters,
@@ -210,8 +233,8 @@ struct Shared {
 #[derive(Debug)]
 pub struct Connector {
     shared: Arc<Shared>,
-    /// For each rank, whether it has been dialled: dialling again is free.
-    dialled: Vec<AtomicBool>,
+    /// Who has been dialled: dialling again is free.
+    dialled: Mutex<HashSet<usize>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -262,35 +285,38 @@ impl Connector {
             stop: AtomicBool::new(false),
             counters: Counters::default(),
         });
-        let ranks = config.peers.iter().map(|peer| peer.rank + 1).max().unwrap_or(0);
-        let dialled = (0..ranks).map(|_| AtomicBool::new(false)).collect();
         let driver = driver::Driver::new(listeners, config, sleeper, deliver, shared.clone()).map_err(failed)?;
         let thread =
             std::thread::Builder::new().name("phalanx-connect".into()).spawn(move || driver.run()).map_err(failed)?;
-        Ok(Self { shared, dialled, thread: Some(thread) })
+        Ok(Self { shared, dialled: Mutex::default(), thread: Some(thread) })
     }
 
     /// Asks for a connection to `peer`. Returns at once; the outcome is delivered. Asking again, or for a peer that is
     /// connected, does nothing.
     pub fn dial(&self, peer: usize) {
-        let Some(dialled) = self.dialled.get(peer) else {
-            return;
-        };
-        if dialled.swap(true, Ordering::Relaxed) {
-            return;
+        if self.dialled.lock().unwrap_or_else(PoisonError::into_inner).insert(peer) {
+            self.command(Command::Dial(peer));
         }
-        self.command(peer);
     }
 
     /// Asks once more for a connection to a peer whose error was delivered.
     pub fn redial(&self, peer: usize) {
-        if peer < self.dialled.len() {
-            self.command(peer);
-        }
+        self.command(Command::Dial(peer));
     }
 
-    fn command(&self, peer: usize) {
-        self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner).push(peer);
+    /// Goes over to another view: serves its generation, knows its members. What is connected stays so, except to
+    /// members that are not in it; attempts that are under way begin again.
+    pub fn install(&self, view: NextView) {
+        let mut dialled = self.dialled.lock().unwrap_or_else(PoisonError::into_inner);
+        view.again.iter().for_each(|peer| {
+            dialled.remove(peer);
+        });
+        drop(dialled);
+        self.command(Command::Install(view));
+    }
+
+    fn command(&self, command: Command) {
+        self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
         // An event descriptor of our own cannot fail.
         let _ = self.shared.wake.signal();
     }

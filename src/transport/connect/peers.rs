@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Lost, Stage};
 use super::driver::{Driver, End, random};
-use super::{PeerAddress, TransportPolicy, require_shm};
+use super::{NextView, PeerAddress, TransportPolicy, require_shm};
 use crate::sys::{socket, unix};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::lane::Lane;
@@ -31,6 +31,9 @@ use crate::wire::handshake::{HandshakeError, Hello, Initiator, Purpose, Refusal}
 /// flood of strangers, or end at this moment; then the next attempt is refused, which settles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long a peer of another generation is given to hear of the change, or this one.
+const GENERATION_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long after `Busy` the peer's own attempt is given before ours is repeated.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
@@ -111,6 +114,38 @@ impl Driver {
         }
     }
 
+    /// Goes over to another view.
+    pub(super) fn install(&mut self, view: NextView, now: Instant) {
+        let NextView { generation, peers, again } = view;
+        (self.config.generation, self.identity.generation) = (generation, generation);
+        let mut before = std::mem::take(&mut self.peers);
+        let own = self.config.rank;
+        let mut wanted = Vec::new();
+        for address in peers.into_iter().filter(|peer| peer.rank != own) {
+            let rank = address.rank;
+            let mut peer = before.remove(&rank).unwrap_or_else(|| Peer::new(address));
+            let is_lost = again.contains(&rank);
+            if is_lost || !matches!(peer.state, State::Connected) {
+                // What was begun was begun in another generation.
+                let state = std::mem::replace(&mut peer.state, State::Idle);
+                self.abandon(state);
+            }
+            if is_lost {
+                peer.wanted = None;
+            }
+            if peer.wanted.is_some() {
+                wanted.push(rank);
+            }
+            self.peers.insert(rank, peer);
+        }
+        for peer in before.into_values() {
+            self.abandon(peer.state);
+        }
+        for rank in wanted {
+            self.attempt(rank, now);
+        }
+    }
+
     /// Begins an attempt over the best way that is left.
     fn attempt(&mut self, rank: usize, now: Instant) {
         if let Err((link, end)) = self.try_attempt(rank, now) {
@@ -177,7 +212,7 @@ impl Driver {
         };
         let socket = match purpose {
             Purpose::Shm => unix::connect(unix.ok_or_else(nothing)?)?,
-            Purpose::Tcp { .. } | Purpose::Rendezvous => {
+            Purpose::Tcp { .. } | Purpose::Rendezvous | Purpose::Registry => {
                 let target = target.ok_or_else(nothing)?;
                 // From the chosen interface, like what is accepted.
                 let own = self.listeners.addresses().tcp.first().copied();
@@ -375,6 +410,12 @@ impl Driver {
         match (end, kind) {
             (End::Handshake(HandshakeError { refusal: Refusal::Busy, .. }), _) => {
                 peer.state = State::Pausing { until: now + BUSY_PAUSE };
+            }
+            // One of the two has heard of the next view, the other will in a moment.
+            (End::Handshake(HandshakeError { refusal: Refusal::WrongGeneration { .. }, .. }), _)
+                if self.config.elastic =>
+            {
+                peer.state = State::Pausing { until: now + GENERATION_PAUSE };
             }
             (End::Handshake(error), _) => {
                 let what = format!("rank {rank} cannot be connected at {link}: {error}");

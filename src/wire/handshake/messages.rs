@@ -32,6 +32,8 @@ pub enum Purpose {
     Shm,
     /// Meeting the other members: the responder is the rendezvous server.
     Rendezvous,
+    /// Talking to the registry of an elastic job.
+    Registry,
 }
 
 /// What the initiator says first.
@@ -124,6 +126,7 @@ pub(super) fn encode_hello(hello: &Hello) -> Vec<u8> {
         Purpose::Tcp { lane, lanes } => [0, lane, lanes, 0],
         Purpose::Shm => [1, 0, 1, 0],
         Purpose::Rendezvous => [2, 0, 1, 0],
+        Purpose::Registry => [3, 0, 1, 0],
     });
     bytes.extend_from_slice(&hello.attempt.to_le_bytes());
     bytes.extend_from_slice(&hello.nonce);
@@ -216,6 +219,7 @@ fn decode(kind: Kind, body: &[u8]) -> Result<Body, Refusal> {
                 [0, lane, lanes, 0] if lane < lanes && lanes <= MAX_LANES => Purpose::Tcp { lane, lanes },
                 [1, 0, 1, 0] => Purpose::Shm,
                 [2, 0, 1, 0] => Purpose::Rendezvous,
+                [3, 0, 1, 0] => Purpose::Registry,
                 _ => return Err(Refusal::Malformed("no such purpose")),
             };
             let attempt = u64::from_le_bytes(cursor.take());

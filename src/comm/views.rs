@@ -1,0 +1,101 @@
+//! A process whose world changes: one engine and one connector for all its views, a communicator for each.
+
+use std::sync::{Arc, OnceLock};
+
+use super::communicator::{Communicator, Settings};
+use super::connect::{Dialler, engine_config, sleeper};
+use super::world::World;
+use crate::executor::Engine;
+use crate::schedule::cost::CostModel;
+use crate::transport::connect::{Connector, ConnectorConfig, NextView, PeerAddress};
+use crate::transport::listen::Listeners;
+use crate::types::{CommunicatorId, Error, Generation, Result, View};
+
+/// One view's members, for [`Views::install`].
+pub(crate) struct Members {
+    pub generation: Generation,
+    /// The members' slots, in rank order. This process is among them.
+    pub slots: Arc<[usize]>,
+    /// The members' hosts, in rank order, numbered by first appearance.
+    pub hosts: Vec<usize>,
+    /// Where each listens; by slot.
+    pub peers: Vec<PeerAddress>,
+    /// Members whose links to this one are to be made anew.
+    pub broken: Vec<usize>,
+}
+
+/// What outlives a view.
+pub(crate) struct Views {
+    world: Arc<World>,
+    connector: Arc<OnceLock<Connector>>,
+    own: usize,
+    model: CostModel,
+    settings: Settings,
+}
+
+impl Views {
+    /// Begins with the view that `connector` describes; [`install`](Self::install) it next. `on_lost` hears of every
+    /// link that is lost: it must neither block nor call back.
+    pub fn start(
+        listeners: Listeners,
+        connector: ConnectorConfig,
+        model: CostModel,
+        settings: Settings,
+        on_lost: Box<dyn Fn(usize, Arc<str>) + Send>,
+    ) -> Result<Self> {
+        let own = connector.rank;
+        let sleeper = sleeper()?;
+        let slot = Arc::new(OnceLock::new());
+        let dial = Box::new(Dialler(Arc::downgrade(&slot)));
+        let engine = Engine::new(own, own + 1, dial, sleeper.clone(), engine_config(1))?;
+        engine.judge(connector.generation, on_lost);
+        let connector = ConnectorConfig { elastic: true, ..connector };
+        let connector = Connector::start(listeners, connector, sleeper, Box::new(engine.connection_handler()))?;
+        // The slot was made here and is empty.
+        let _ = slot.set(connector);
+        let world = Arc::new(World::new(engine, Some(Box::new(slot.clone()))));
+        Ok(Self { world, connector: slot, own, model, settings })
+    }
+
+    /// Gives up what is in flight; calls fail with `cause` until they are made on the next view's communicator.
+    pub fn suspend(&self, cause: &Error) {
+        self.world.engine.suspend(cause);
+    }
+
+    /// Goes over to a view. Returns its communicator.
+    pub fn install(&self, members: Members) -> Result<Communicator> {
+        let Members { generation, slots, hosts, peers, broken } = members;
+        let rank = slots.iter().position(|&slot| slot == self.own);
+        let rank = rank.ok_or_else(|| Error::internal("a view without this member was to be installed"))?;
+        let size = slots.iter().max().map_or(0, |&slot| slot + 1).max(self.own + 1);
+        let gone: Vec<usize> = (0..size).filter(|slot| !slots.contains(slot)).collect();
+        let view = View { generation, hosts };
+        let config = engine_config(view.local(rank).1);
+        let again = self.world.engine.install(generation, size, &gone, &broken, config)?;
+        if let Some(connector) = self.connector.get() {
+            connector.install(NextView { generation, peers, again });
+        }
+        let id = CommunicatorId::world(generation);
+        Communicator::new(self.world.clone(), id, slots, rank, view, self.model, self.settings)
+    }
+
+    /// Waits for what is in flight, says goodbye and closes.
+    pub fn close(&self) {
+        self.world.close();
+    }
+
+    /// Drops every connection without goodbye: this member is out, and what it has in flight is nobody's business.
+    pub fn vanish(&self) {
+        self.world.vanish();
+    }
+
+    /// Operations submitted so far.
+    pub fn operations(&self) -> u64 {
+        self.world.statistics().operations
+    }
+
+    /// Messages of views that were over, dropped so far.
+    pub fn stale(&self) -> u64 {
+        self.world.engine.stale()
+    }
+}

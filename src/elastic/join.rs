@@ -1,0 +1,85 @@
+//! How a process becomes a member.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::client::{Client, ClientConfig};
+use super::control::Control;
+use super::ledger::Shared;
+use super::{Elastic, Keep};
+use crate::bootstrap::{self, Introduction, Launch, Rendezvous, Settings, Variables};
+use crate::comm::policy;
+use crate::membership::member::{Member, MemberConfig};
+use crate::transport::connect::TransportPolicy;
+use crate::transport::listen::{ListenConfig, Listeners};
+use crate::types::{Error, Generation, Result};
+use crate::wire::registry::ProcessRecord;
+
+/// Joins the elastic job that this process's environment names (`PHALANX_REGISTRY`, which `phalanx run` sets for elastic
+/// jobs), and waits for a view with it in: the job's first, or the next one between two steps. [`Elastic::sync`] comes
+/// next.
+///
+/// # Errors
+///
+/// [`Error::Environment`] when no registry is named, it cannot be reached, it refuses, or there is no view in time.
+pub fn join() -> Result<Elastic> {
+    Elastic::join(&bootstrap::settings(&Variables::of_process())?)
+}
+
+impl Elastic {
+    /// As [`join`], with settings from elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// As [`join`].
+    pub fn join(settings: &Settings) -> Result<Self> {
+        let Some(place) = settings.registry.clone() else {
+            return Err(Error::environment(
+                "no registry is named, so that there is no elastic job to join",
+                "start the program with `phalanx run --min-np N ...`, or set PHALANX_REGISTRY and PHALANX_KEY_FILE",
+            ));
+        };
+        let policy = policy(settings.transport)?;
+        let rendezvous = match place.strip_prefix("unix:@") {
+            Some(name) => Rendezvous::Unix { name: name.into(), hosted_by_launcher: true },
+            None => Rendezvous::Tcp { address: place.clone(), hosted_by_launcher: true },
+        };
+        // Sizes and ranks are the registry's business: only the way to it matters here.
+        let launch = Launch { size: 2, rendezvous, ..Launch::default() };
+        let listeners = Listeners::bind(&ListenConfig {
+            address: bootstrap::listen_address(&launch)?,
+            interface: settings.interface.clone(),
+            ports: settings.ports.clone(),
+            shared_memory: policy != TransportPolicy::Tcp,
+        })?;
+        let introduction = Introduction::new(listeners.addresses());
+        let process = ProcessRecord {
+            pid: std::process::id(),
+            host: introduction.host,
+            host_name: bootstrap::host_name(),
+            addresses: introduction.addresses,
+        };
+        let config = MemberConfig { wish: settings.slot, ..MemberConfig::new(bootstrap::random()?, process) };
+        let key = bootstrap::given(&settings.key)?;
+        let failed = |error: std::io::Error| {
+            Error::environment(format_args!("cannot join: {error}"), "raise the limit on open files (ulimit -n)")
+        };
+        let (shared, control) = (Arc::new(Shared::default()), Control::new().map_err(failed)?);
+        let views = Arc::default();
+        let member = Member::new(Instant::now(), config);
+        let config = ClientConfig { place, key, settings: settings.clone(), policy, listeners };
+        let client = Client::start(config, member, shared.clone(), control.clone(), Arc::clone(&views))?;
+        let elastic = Self {
+            shared,
+            control,
+            client: Mutex::new(Some(client)),
+            views,
+            keep: Keep::default(),
+            staging: Mutex::default(),
+            go_on: Mutex::default(),
+        };
+        let view = elastic.wait_for_view(Generation(0))?;
+        elastic.see(view.generation);
+        Ok(elastic)
+    }
+}

@@ -1,0 +1,218 @@
+//! What this member knows of the step under way, and of the view it runs in: one lock, shared by the training thread and
+//! the thread that talks to the registry.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::comm::Communicator;
+use crate::membership::member::Outcome;
+use crate::types::{Deadline, Error, Generation, Result};
+
+/// A view that was installed.
+#[derive(Clone)]
+pub(super) struct Installed {
+    pub generation: Generation,
+    /// The members, in rank order.
+    pub slots: Arc<[usize]>,
+    /// The communicator of all of them.
+    pub communicator: Communicator,
+    /// The latest generation with which members came.
+    pub joined: Generation,
+    /// Why it began.
+    pub cause: Arc<str>,
+}
+
+/// A view of the job's history, as this member lived it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ViewRecord {
+    /// Its generation.
+    pub generation: Generation,
+    /// Its members' slots, in rank order.
+    pub slots: Arc<[usize]>,
+    /// Why it began.
+    pub cause: Arc<str>,
+    /// How many steps counted when it began.
+    pub counted: u64,
+    /// How long this member was held up by the change: from the word to stop until the view was there.
+    pub held_up: Duration,
+}
+
+/// Where the results of a step came to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Computed {
+    pub generation: Generation,
+    /// Whose inputs are in them.
+    pub slots: Arc<[usize]>,
+}
+
+/// The state under the lock.
+#[derive(Default)]
+pub(super) struct Ledger {
+    /// Steps that counted, as far as this member knows.
+    pub counted: u64,
+    /// The results of step `counted + 1`, once all of them are here.
+    pub held: Option<Computed>,
+    /// The results of step `counted`.
+    pub computed: Option<Computed>,
+    /// Who shares the samples of the next step. All members agree on it, whatever views they have heard of: see
+    /// `install`.
+    pub basis: Arc<[usize]>,
+    /// Whether this member waits between two steps for a change that all agreed to make.
+    pub at_boundary: bool,
+    /// The view in which operations run.
+    pub view: Option<Installed>,
+    /// The view is over; the next has not come.
+    pub suspended: bool,
+    /// A change between steps is wanted: by the registry, or because this member is to go.
+    pub wanted: bool,
+    /// This member is to go after the step.
+    pub leaving: bool,
+    /// The generation up to which the caller knows of changes.
+    pub seen: Generation,
+    /// The generation of the newest members that have the state, as far as this member brought it to them.
+    pub synced: Generation,
+    /// Whether this member has the job's state.
+    pub has_state: bool,
+    /// What happened to the view so far.
+    pub history: Vec<ViewRecord>,
+    /// When this member was told to stop in the present view.
+    pub suspended_since: Option<Instant>,
+    /// A step was given up by all, and the caller does not know yet.
+    pub given_up: bool,
+    /// Why this member is out, for good.
+    pub stop: Option<Error>,
+}
+
+impl Ledger {
+    /// The step under way is computed and agreed on: it counts, unless the registry has been told otherwise meanwhile.
+    /// Returns whether it does.
+    ///
+    /// `wanted` says that all have agreed to make a change now: then this member is at the boundary.
+    pub fn pass(&mut self, generation: Generation, wanted: bool) -> bool {
+        if !self.runs_in(generation) {
+            return false;
+        }
+        self.count();
+        self.at_boundary = wanted;
+        true
+    }
+
+    /// Whether operations run in the view of this generation.
+    pub fn runs_in(&self, generation: Generation) -> bool {
+        let is_current = self.view.as_ref().is_some_and(|view| view.generation == generation);
+        is_current && !self.suspended && self.stop.is_none()
+    }
+
+    /// Whether members came that do not have the state yet.
+    pub fn is_sync_due(&self) -> bool {
+        self.view.as_ref().is_some_and(|view| view.joined > self.synced)
+    }
+
+    /// The view is over: this member stops and is about to report.
+    pub fn suspend(&mut self, now: Instant) {
+        self.suspended = true;
+        self.suspended_since.get_or_insert(now);
+    }
+
+    fn count(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.counted += 1;
+            self.basis = held.slots.clone();
+            self.computed = Some(held);
+        }
+    }
+
+    /// A view begins, and with it comes the verdict on the step that was under way. `has_joined` says whether members
+    /// came with it.
+    ///
+    /// The samples of the next step are shared by those who computed the last one that counted: all of these know it by
+    /// the results they hold, even if some hear of a newer view earlier than others. Only where members join, which finds
+    /// everybody between the same two steps, are they shared anew.
+    pub fn install(&mut self, view: Installed, outcome: Outcome, counted: u64, has_joined: bool, now: Instant) {
+        let held_up = self.suspended_since.take().map_or(Duration::ZERO, |since| now.duration_since(since));
+        self.history.push(ViewRecord {
+            generation: view.generation,
+            slots: view.slots.clone(),
+            cause: view.cause.clone(),
+            counted,
+            held_up,
+        });
+        match outcome {
+            Outcome::Joined => self.counted = counted,
+            Outcome::Counted => self.count(),
+            Outcome::GivenUp => self.given_up = true,
+            Outcome::Boundary | Outcome::Again => {}
+        }
+        // The results of an attempt that does not count must not be taken for the next one's.
+        self.held = None;
+        if has_joined {
+            self.basis = view.slots.clone();
+        }
+        let joined = match (has_joined, &self.view) {
+            (false, Some(before)) => before.joined,
+            _ => view.generation,
+        };
+        self.suspended = false;
+        self.at_boundary = false;
+        self.wanted = self.leaving;
+        self.view = Some(Installed { joined, ..view });
+    }
+}
+
+/// The lock, and what wakes those who wait for a change.
+#[derive(Default)]
+pub(super) struct Shared {
+    ledger: Mutex<Ledger>,
+    changed: Condvar,
+    generation: AtomicU64,
+}
+
+impl Shared {
+    pub fn lock(&self) -> MutexGuard<'_, Ledger> {
+        // Every statement leaves the ledger whole.
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The generation in which operations run.
+    /// Takes no lock.
+    pub fn generation(&self) -> Generation {
+        Generation(self.generation.load(Ordering::Acquire))
+    }
+
+    /// Tells those who wait that the ledger has changed.
+    pub fn notify(&self) {
+        let generation = self.lock().view.as_ref().map_or(0, |view| view.generation.0);
+        self.generation.store(generation, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    /// The view in which the next operations run: waits while there is none, or it is `after` or older. The member's
+    /// machine ends the wait in time, with a view or a reason to stop; `until` ends it earlier. `go_on` is asked about
+    /// every 50 ms.
+    pub fn view_after(
+        &self,
+        after: Generation,
+        until: Option<Deadline>,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Installed> {
+        let mut ledger = self.lock();
+        loop {
+            if let Some(stop) = &ledger.stop {
+                return Err(stop.clone());
+            }
+            if let Some(view) = &ledger.view
+                && view.generation > after
+                && !ledger.suspended
+            {
+                return Ok(view.clone());
+            }
+            if until.is_some_and(|until| until.has_passed(Instant::now())) || !go_on() {
+                return Err(Error::invalid("the wait for the next view was interrupted"));
+            }
+            let (back, _) =
+                self.changed.wait_timeout(ledger, Duration::from_millis(50)).unwrap_or_else(PoisonError::into_inner);
+            ledger = back;
+        }
+    }
+}

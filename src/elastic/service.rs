@@ -1,0 +1,248 @@
+//! The registry as a service: one thread that drives a `membership::Registry` over connections, a clock and a file.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::Bind;
+use crate::bootstrap::control::{End, Incoming, LinkServer, new_wake};
+use crate::membership::registry::{Action, Broken, Event, Outcome, Registry, RegistryConfig, State, Who};
+use crate::types::{Error, Result};
+use crate::wire::handshake::JobKey;
+use crate::wire::registry::{FromRegistry, MAX_REQUEST_FRAME, ToRegistry, Whom};
+
+/// How long the service goes on writing what it has said when it is told to end.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Hears what happens. Called on the service's thread; it must not block for long.
+pub type OnEvent = Box<dyn FnMut(&Event) + Send>;
+
+enum Command {
+    Exited { who: Who, how: String },
+    Evict { whom: Whom, reason: String },
+    End { reason: String },
+    Stop,
+}
+
+/// The registry of one job. Dropping it ends its thread, after what was to be told has been told.
+pub struct RegistryService {
+    address: String,
+    commands: Arc<Mutex<Vec<Command>>>,
+    wake: Arc<OwnedFd>,
+    outcome: Arc<Mutex<Option<Outcome>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RegistryService {
+    /// Listens at `bind` for members and operators that know `key`. With a state file, a registry that was there before
+    /// is continued from it, and each view is in it before any member hears of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`] if it cannot listen, or the state file cannot be used.
+    pub fn start(
+        config: RegistryConfig,
+        key: JobKey,
+        bind: &Bind,
+        state_file: Option<PathBuf>,
+        on_event: OnEvent,
+    ) -> Result<Self> {
+        let failed = |error: std::io::Error| {
+            Error::environment(format!("the registry cannot start: {error}"), "see the limits of this process")
+        };
+        let now = Instant::now();
+        let server = LinkServer::start(bind, key, MAX_REQUEST_FRAME, config.heartbeat_limit)?;
+        let registry = match state_file.as_deref().map(read_state).transpose()?.flatten() {
+            Some(state) => Registry::restore(now, config, state),
+            None => Registry::new(now, config),
+        };
+        let address = server.address()?;
+        let wake = Arc::new(new_wake().map_err(failed)?);
+        let (commands, outcome) = (Arc::<Mutex<Vec<Command>>>::default(), Arc::<Mutex<Option<Outcome>>>::default());
+        let mut service = Service {
+            server,
+            registry,
+            state_file,
+            on_event,
+            commands: commands.clone(),
+            wake: wake.clone(),
+            outcome: outcome.clone(),
+            closing: BTreeSet::new(),
+        };
+        let thread =
+            std::thread::Builder::new().name("phalanx-registry".into()).spawn(move || service.run()).map_err(failed)?;
+        Ok(Self { address, commands, wake, outcome, thread: Some(thread) })
+    }
+
+    /// Where it listens, as [`PHALANX_REGISTRY`](crate::bootstrap::variables()) would say it.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The process of a member ended, as the launcher saw.
+    pub fn exited(&self, who: Who, how: &str) {
+        self.command(Command::Exited { who, how: how.into() });
+    }
+
+    /// A member is to be out.
+    pub fn evict(&self, whom: Whom, reason: &str) {
+        self.command(Command::Evict { whom, reason: reason.into() });
+    }
+
+    /// The job is to end.
+    pub fn end(&self, reason: &str) {
+        self.command(Command::End { reason: reason.into() });
+    }
+
+    /// How the job ended, if it did.
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn command(&self, command: Command) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        // The counter cannot be full: it is read before it is.
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for RegistryService {
+    fn drop(&mut self) {
+        self.command(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Service {
+    server: LinkServer,
+    registry: Registry,
+    state_file: Option<PathBuf>,
+    on_event: OnEvent,
+    commands: Arc<Mutex<Vec<Command>>>,
+    wake: Arc<OwnedFd>,
+    outcome: Arc<Mutex<Option<Outcome>>>,
+    /// Connections that are over for the registry.
+    closing: BTreeSet<u64>,
+}
+
+impl Service {
+    fn run(&mut self) {
+        let mut stop_at: Option<Instant> = None;
+        loop {
+            let now = Instant::now();
+            if self.registry.deadline().is_some_and(|deadline| deadline.has_passed(now)) {
+                self.registry.handle_timeout(now);
+            }
+            self.act();
+            if let Some(limit) = stop_at
+                && (now >= limit || self.server.is_written())
+            {
+                return;
+            }
+            let until = self.registry.deadline().map(|deadline| deadline.remaining(now));
+            let until = until.into_iter().chain(stop_at.map(|limit| limit.saturating_duration_since(now))).min();
+            let incoming = self.server.wait(self.wake.as_fd(), until);
+            let mut counter = [0; 8];
+            let _ = rustix::io::read(&*self.wake, &mut counter);
+            let now = Instant::now();
+            let commands = std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner));
+            for command in commands {
+                match command {
+                    Command::Exited { who, how } => drop(self.registry.handle_exit(now, &who, &how)),
+                    Command::Evict { whom, reason } => drop(self.registry.evict(now, whom, &reason)),
+                    Command::End { reason } => self.registry.end(now, &reason),
+                    Command::Stop => drop(stop_at.get_or_insert(now + DRAIN_PATIENCE)),
+                }
+                self.act();
+            }
+            for one in incoming {
+                self.hear(now, one);
+                self.act();
+            }
+        }
+    }
+
+    fn hear(&mut self, now: Instant, incoming: Incoming) {
+        match incoming {
+            Incoming::Frame(id, frame) => match ToRegistry::decode(&frame) {
+                Ok(message) => self.registry.handle_message(now, id, message),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection to the registry broke the protocol");
+                    self.server.close(id, true);
+                    self.registry.handle_closed(now, id, Broken::Closed, &error.to_string());
+                }
+            },
+            Incoming::Lost(id, end) => {
+                let (how, detail) = match end {
+                    End::Closed(detail) | End::Violation(detail) => (Broken::Closed, detail),
+                    End::Unreachable(detail) => (Broken::Unreachable, detail),
+                };
+                if !self.closing.remove(&id) {
+                    self.registry.handle_closed(now, id, how, &detail);
+                }
+            }
+        }
+    }
+
+    /// Carries out what the registry wants.
+    fn act(&mut self) {
+        while let Some(action) = self.registry.poll_action() {
+            match action {
+                Action::Tell { connections, message } => {
+                    let frame: Arc<[u8]> = FromRegistry::encode(&message).into();
+                    connections.into_iter().for_each(|id| self.server.send(id, frame.clone()));
+                }
+                Action::Close { connection } => self.server.close(connection, false),
+                Action::Persist { number, state } => {
+                    if let Some(file) = &self.state_file
+                        && let Err(error) = write_state(file, &state)
+                    {
+                        // Going on would break what the file promises; stopping would end a job that runs well.
+                        tracing::error!(file = %file.display(), %error, "the registry's state cannot be written");
+                    }
+                    self.registry.handle_persisted(Instant::now(), number);
+                }
+                Action::Event(event) => {
+                    if let Event::Ended(outcome) = &event {
+                        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome.clone());
+                    }
+                    (self.on_event)(&event);
+                }
+            }
+        }
+    }
+}
+
+/// The state in a file; none if there is no file yet.
+fn read_state(file: &Path) -> Result<Option<State>> {
+    let failed = |what: String| {
+        Error::environment(
+            format!("the registry's state file {}: {what}", file.display()),
+            "give the file of this job's registry, or a name that does not exist yet",
+        )
+    };
+    match std::fs::read(file) {
+        Ok(bytes) => State::decode(&bytes).map(Some).map_err(|error| failed(error.to_string())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// Replaces the file as a whole, and waits until the disk has it.
+fn write_state(file: &Path, state: &State) -> std::io::Result<()> {
+    let mut beside = file.as_os_str().to_owned();
+    beside.push(".new");
+    let mut new = std::fs::File::create(&beside)?;
+    new.write_all(&state.encode())?;
+    new.sync_all()?;
+    std::fs::rename(&beside, file)?;
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::File::open(folder)?.sync_all()
+}

@@ -1,0 +1,151 @@
+//! How newcomers get the state of the job.
+//!
+//! Whoever has the state says so with its length and digest; those who have it must have the same. They cut it into
+//! chunks and share the sending: each chunk goes from one of them to each newcomer. The transfer is a step like any
+//! other: if a rank falls within it, the registry's verdict says for all alike whether it is done or is to be done again.
+
+use std::sync::Arc;
+
+use super::ledger::Installed;
+use super::{Elastic, StepOutcome};
+use crate::comm::Handle;
+use crate::types::{DataType, Error, Generation, Result};
+
+/// What a newcomer needs to go on with the others: parameters, optimiser, sampler, counters. Equal on every rank that is
+/// between the same two steps, byte by byte as [`save`](Self::save) writes it.
+pub trait State {
+    /// The state in bytes.
+    fn save(&self) -> Result<Vec<u8>>;
+
+    /// Takes over the state that another rank saved.
+    fn load(&mut self, bytes: &[u8]) -> Result<()>;
+}
+
+/// How much one of those who have the state sends at a time. Large enough to run at the links' speed, small enough that
+/// a state of some megabytes is shared among several.
+const CHUNK: usize = 1 << 20;
+
+/// The tag of the transfer's messages.
+const TAG: u32 = u32::MAX;
+
+impl Elastic {
+    /// Brings the state to those who do not have it: to newcomers from the ranks that were there before, at the job's
+    /// beginning from rank 0 to all others. Every rank calls it: first of all, and whenever a step's outcome says that
+    /// members joined. Where nobody lacks anything it costs one small allgather.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StateDiffers`] names ranks whose states differ, though they should be equal. What `state` returns. As
+    /// [`step`](Self::step) otherwise.
+    pub fn sync(&self, state: &mut dyn State) -> Result<StepOutcome> {
+        loop {
+            let mut received = None;
+            let mut reached = Generation(0);
+            let outcome = self.run_step(None, &mut |view| {
+                received = self.transfer(view, state)?;
+                reached = view.joined;
+                Ok(())
+            })?;
+            if let Some(bytes) = received {
+                state.load(&bytes)?;
+            }
+            let mut ledger = self.shared.lock();
+            ledger.has_state = true;
+            // Who came at this step's boundary has not got it yet.
+            ledger.synced = ledger.synced.max(reached);
+            if outcome.left || !ledger.is_sync_due() {
+                return Ok(StepOutcome { joined: false, ..outcome });
+            }
+        }
+    }
+
+    /// One attempt, in one view. Returns what this rank received, if it lacked the state.
+    fn transfer(&self, view: &Installed, state: &dyn State) -> Result<Option<Vec<u8>>> {
+        let comm = &view.communicator;
+        let mut has = vec![0u8; comm.size()];
+        let here = self.shared.lock().has_state;
+        comm.allgather(&[u8::from(here)], &mut has)?;
+        let mut holders: Vec<usize> = (0..comm.size()).filter(|&rank| has[rank] != 0).collect();
+        if holders.len() == comm.size() {
+            return Ok(None);
+        }
+        if holders.is_empty() {
+            let counted = self.shared.lock().counted;
+            if counted > 0 {
+                return Err(Error::environment(
+                    format_args!("all ranks that had the state are gone, after {counted} steps"),
+                    "start the job again from its last checkpoint",
+                ));
+            }
+            holders.push(0);
+        }
+        let is_holder = holders.contains(&comm.rank());
+        let saved = if is_holder { state.save()? } else { Vec::new() };
+        let digest = xxhash_rust::xxh3::xxh3_64(&saved);
+        let mut told = vec![[0u64; 2]; comm.size()].concat();
+        comm.allgather(&[saved.len() as u64, digest], &mut told)?;
+        let of = |rank: usize| (told[2 * rank], told[2 * rank + 1]);
+        if let Some(&other) = holders.iter().find(|&&rank| of(rank) != of(holders[0])) {
+            return Err(Error::StateDiffers { ranks: [holders[0], other] });
+        }
+        let (length, digest) = of(holders[0]);
+        let length = usize::try_from(length).map_err(|_| Error::invalid("a state beyond this machine's memory"))?;
+        let lacking: Vec<usize> = (0..comm.size()).filter(|rank| !holders.contains(rank)).collect();
+        let chunks = (0..length.div_ceil(CHUNK)).map(|number| (number * CHUNK, CHUNK.min(length - number * CHUNK)));
+        let mut flight = Flight(Vec::new());
+        if is_holder {
+            let me = holders.iter().position(|&rank| rank == comm.rank()).unwrap_or(0);
+            let saved = Arc::new(saved);
+            for (start, bytes) in
+                chunks.enumerate().filter(|(number, _)| number % holders.len() == me).map(|(_, chunk)| chunk)
+            {
+                for &to in &lacking {
+                    let to = (to, TAG);
+                    let keep = Box::new(saved.clone());
+                    // SAFETY: the bytes are within `saved`, which the operation keeps.
+                    let handle =
+                        unsafe { comm.submit_send(DataType::U8, saved[start..].as_ptr(), bytes, to, Some(keep))? };
+                    flight.0.push(handle);
+                }
+            }
+            flight.land(self)?;
+            return Ok(None);
+        }
+        let mut received = Vec::new();
+        received.try_reserve_exact(length).map_err(|_| {
+            Error::environment(format_args!("no memory for {length} bytes of state"), "use a larger host")
+        })?;
+        received.resize(length, 0u8);
+        let base: *mut u8 = received.as_mut_ptr();
+        for (number, (start, bytes)) in chunks.enumerate() {
+            let from = (holders[number % holders.len()], TAG);
+            // SAFETY: a part of `received` that no other receive has; it outlives the flight, which ends before it is
+            // looked at or dropped.
+            let handle = unsafe { comm.submit_recv(DataType::U8, base.add(start), bytes, from, Some(Box::new(())))? };
+            flight.0.push(handle);
+        }
+        flight.land(self)?;
+        if xxhash_rust::xxh3::xxh3_64(&received) != digest {
+            return Err(Error::internal("the state arrived with another digest than it was sent with"));
+        }
+        Ok(Some(received))
+    }
+}
+
+/// Operations in flight on memory of this frame.
+struct Flight(Vec<Handle>);
+
+impl Flight {
+    fn land(&mut self, elastic: &Elastic) -> Result<()> {
+        self.0.iter().try_for_each(|handle| elastic.wait(handle))
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        for handle in &self.0 {
+            handle.give_up("the transfer of the state was given up");
+            let _ = handle.wait();
+        }
+    }
+}

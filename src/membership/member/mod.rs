@@ -1,0 +1,396 @@
+//! A member's side: how one process stays in the world.
+//!
+//! ```text
+//!              Welcome        View                Prepare               suspended
+//!   registers ─────────▶ waits ──▶ ┌─────────┐ ─────────▶ suspending ──────────────▶ ┌────────┐
+//!                                  │ running │                                       │ frozen │
+//!                                  └─────────┘ ────────────────────────────────────▶ └────────┘
+//!                                       ▲            stopped at a boundary                │
+//!                                       └─────────────────────────────────────────────────┘
+//!                                               View: go on, as its `Outcome` says
+//! ```
+//!
+//! A pure state machine. The shell tells what comes from the registry and from the engine; [`Action`]s come out of
+//! [`poll_action`](Member::poll_action), to be carried out in their order. While the registry is away the machine keeps
+//! trying to come back, and the work goes on; only when it cannot go on without a word of the registry does time begin to
+//! run against it. A message that comes twice, or late, does no harm.
+
+mod config;
+mod install;
+mod link;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+pub use config::MemberConfig;
+pub use install::{Installation, Outcome};
+
+use crate::types::{Deadline, Generation};
+use crate::wire::registry::{FromRegistry, Gone, Report, Slot, ToRegistry};
+use link::Link;
+
+/// What the shell is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Dial the registry and prove the job's key, then call [`Member::handle_connected`] or
+    /// [`Member::handle_disconnected`].
+    Connect,
+    /// Close the connection, or give up dialling. Nothing more is said about it.
+    Disconnect,
+    /// Send a message to the registry.
+    Send(ToRegistry),
+    /// Give up everything that is in flight in this view, begin nothing new, enter and pass no commit; then call
+    /// [`Member::handle_suspended`] with how far it had come. This is a promise: it holds until the next
+    /// [`Action::Install`].
+    Suspend {
+        /// The view.
+        generation: Generation,
+        /// Who is out, so far.
+        gone: Vec<Gone>,
+    },
+    /// Go over to another view.
+    Install(Box<Installation>),
+    /// Ask the others, in the next commit's agreement, to stop behind it.
+    Wanted,
+    /// There are fewer members than the job needs.
+    Waiting {
+        /// How many there are.
+        have: usize,
+        /// How many it needs.
+        need: usize,
+        /// How long the registry is going to wait for more.
+        remaining: Duration,
+    },
+    /// The registry is away. The work goes on.
+    Away {
+        /// How that was noticed.
+        detail: String,
+    },
+    /// The registry is back.
+    Back,
+    /// It is over for this member. Nothing comes after this.
+    Stop(Stop),
+}
+
+/// Why it is over for a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It said goodbye. `was_heard` is false when the registry was away.
+    Left {
+        /// Whether the registry heard it.
+        was_heard: bool,
+    },
+    /// The others went on without it. It can come again, as a newcomer with a token of its own.
+    Evicted {
+        /// The view that the registry was at.
+        generation: Generation,
+        /// Why, in the registry's words.
+        reason: String,
+    },
+    /// The job is over for all.
+    Ended {
+        /// Why, in the registry's words.
+        reason: String,
+    },
+    /// The registry did not let it in.
+    Refused {
+        /// What was compared.
+        what: String,
+        /// What to do about it.
+        hint: String,
+    },
+    /// There was no view with it in time.
+    NotAdmitted {
+        /// How long it waited.
+        waited: Duration,
+        /// Whether the registry ever answered.
+        was_welcome: bool,
+        /// What is known, in words.
+        detail: String,
+    },
+    /// It needs the registry's word to go on, and cannot reach it.
+    CutOff {
+        /// For how long the registry has been away.
+        away: Duration,
+        /// What it waits for, in words.
+        detail: String,
+    },
+    /// What it was told cannot be. A defect.
+    Defect {
+        /// What.
+        what: String,
+    },
+}
+
+impl std::fmt::Display for Stop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Stop::Left { was_heard: true } => write!(f, "it said goodbye"),
+            Stop::Left { was_heard: false } => write!(f, "it said goodbye, but the registry was away"),
+            Stop::Evicted { generation, reason } => {
+                write!(f, "the others went on without this process ({generation}): {reason}")
+            }
+            Stop::Ended { reason } => write!(f, "the job is over: {reason}"),
+            Stop::Refused { what, hint } => write!(f, "the registry did not let this process in: {what}; {hint}"),
+            Stop::NotAdmitted { waited, was_welcome, detail } => write!(
+                f,
+                "{} within {:.1} s{}{detail}",
+                if *was_welcome {
+                    "the registry answered, but there was no view with this process"
+                } else {
+                    "no answer from the registry"
+                },
+                waited.as_secs_f64(),
+                if detail.is_empty() { "" } else { ": " }
+            ),
+            Stop::CutOff { away, detail } => {
+                write!(f, "cut off from the registry for {:.1} s: {detail}", away.as_secs_f64())
+            }
+            Stop::Defect { what } => write!(f, "defect in Phalanx: {what}"),
+        }
+    }
+}
+
+/// A member's state machine.
+#[derive(Clone, Debug)]
+pub struct Member {
+    config: MemberConfig,
+    began: Instant,
+    link: Link,
+    slot: Option<Slot>,
+    interval: Duration,
+    elastic_timeout: Duration,
+    view: Option<install::Current>,
+    /// It was told to stop, and the engine has not said that it did.
+    is_suspending: bool,
+    /// What it reported in this view: it stands still.
+    frozen: Option<Report>,
+    /// The members whose links were lost in this view, and how.
+    suspects: BTreeMap<Slot, String>,
+    /// Since when it has not been able to go on without a word of the registry.
+    needs_since: Option<Instant>,
+    leaving: Option<(String, Deadline)>,
+    number: u64,
+    progress: u64,
+    beat: Option<Deadline>,
+    actions: VecDeque<Action>,
+    is_over: bool,
+}
+
+impl Member {
+    /// A process that wants to be let in.
+    pub fn new(now: Instant, config: MemberConfig) -> Self {
+        let mut member = Member {
+            began: now,
+            link: Link::new(now),
+            slot: None,
+            interval: Duration::from_secs(1),
+            elastic_timeout: config.patience,
+            view: None,
+            is_suspending: false,
+            frozen: None,
+            suspects: BTreeMap::new(),
+            needs_since: None,
+            leaving: None,
+            number: 0,
+            progress: 0,
+            beat: None,
+            actions: VecDeque::new(),
+            is_over: false,
+            config,
+        };
+        member.dial();
+        member
+    }
+
+    /// What the shell is to do next, if anything.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The slot, once the registry has given one; until the first view it may change.
+    pub fn slot(&self) -> Option<Slot> {
+        self.slot
+    }
+
+    /// The view it is in.
+    pub fn generation(&self) -> Option<Generation> {
+        self.view.as_ref().map(|view| view.generation)
+    }
+
+    /// Whether it stands still until the next view.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.is_some()
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// A message came from the registry.
+    pub fn handle_message(&mut self, now: Instant, message: FromRegistry) {
+        if self.is_over {
+            return;
+        }
+        match message {
+            FromRegistry::Welcome { slot, heartbeat_interval, elastic_timeout, .. } => {
+                self.interval = heartbeat_interval.max(Duration::from_millis(1));
+                self.elastic_timeout = elastic_timeout;
+                if self.view.is_none() {
+                    self.slot = Some(slot);
+                }
+                self.is_welcome();
+                self.beat.get_or_insert(Deadline::after(now, self.interval));
+            }
+            FromRegistry::Prepare { generation, gone } => self.prepare(now, generation, gone),
+            FromRegistry::View(view) => self.install(now, view),
+            FromRegistry::Wanted { generation } => {
+                if Some(generation) == self.generation() && self.frozen.is_none() {
+                    self.actions.push_back(Action::Wanted);
+                }
+            }
+            FromRegistry::Waiting { have, need, remaining } => {
+                self.actions.push_back(Action::Waiting { have, need, remaining });
+            }
+            FromRegistry::Evicted { generation, reason } => self.stop(Stop::Evicted { generation, reason }),
+            FromRegistry::End { reason } => self.end(reason),
+            FromRegistry::Goodbye => {
+                if self.leaving.is_some() {
+                    self.stop(Stop::Left { was_heard: true });
+                }
+            }
+            FromRegistry::Probe => self.send_beat(now),
+            FromRegistry::Refused { what, hint } => self.stop(Stop::Refused { what, hint }),
+            FromRegistry::Status(_) | FromRegistry::Done { .. } => {}
+        }
+    }
+
+    /// How many operations this process has finished.
+    pub fn handle_progress(&mut self, progress: u64) {
+        self.progress = progress;
+    }
+
+    /// The engine has stopped, as [`Action::Suspend`] asked: it has passed `counted` commits, and `holds` says whether
+    /// it has entered the next one.
+    pub fn handle_suspended(&mut self, now: Instant, counted: u64, holds: bool) {
+        if std::mem::take(&mut self.is_suspending) {
+            self.freeze(now, counted, holds, false);
+        }
+    }
+
+    /// The engine has passed commit number `counted`, with which all members agreed to stop, and stands still behind it.
+    pub fn handle_boundary(&mut self, now: Instant, counted: u64) {
+        self.is_suspending = false;
+        self.freeze(now, counted, false, true);
+    }
+
+    fn freeze(&mut self, now: Instant, counted: u64, holds: bool, boundary: bool) {
+        let Some(generation) = self.generation().filter(|_| self.frozen.is_none() && !self.is_over) else { return };
+        let report = Report { generation, counted, holds, boundary };
+        self.frozen = Some(report);
+        self.needs_since.get_or_insert(now);
+        self.send(ToRegistry::Report(report));
+    }
+
+    /// The engine has lost its link to another member.
+    pub fn handle_link_lost(&mut self, now: Instant, slot: Slot, detail: &str) {
+        let Some(view) = self.view.as_ref().filter(|view| view.has(slot) && !self.is_over) else { return };
+        let generation = view.generation;
+        if self.suspects.insert(slot, detail.into()).is_none() {
+            self.needs_since.get_or_insert(now);
+            self.send(ToRegistry::Suspect { generation, slot, detail: detail.into() });
+        }
+    }
+
+    /// This process is done, or was asked to go: it needs nothing more from the others. [`Action::Stop`] follows.
+    pub fn leave(&mut self, now: Instant, reason: &str) {
+        if self.leaving.is_none() && !self.is_over {
+            self.leaving = Some((reason.into(), Deadline::after(now, self.config.leave_timeout)));
+            self.send(ToRegistry::Leave { reason: reason.into() });
+        }
+    }
+
+    fn prepare(&mut self, now: Instant, generation: Generation, gone: Vec<Gone>) {
+        if Some(generation) != self.generation() || self.frozen.is_some() || self.is_suspending {
+            return;
+        }
+        self.is_suspending = true;
+        self.needs_since.get_or_insert(now);
+        self.actions.push_back(Action::Suspend { generation, gone });
+    }
+
+    fn end(&mut self, reason: String) {
+        self.stop(if self.leaving.is_some() { Stop::Left { was_heard: true } } else { Stop::Ended { reason } });
+    }
+
+    fn stop(&mut self, stop: Stop) {
+        if !std::mem::replace(&mut self.is_over, true) {
+            self.actions.push_back(Action::Disconnect);
+            self.actions.push_back(Action::Stop(stop));
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called at the latest.
+    pub fn deadline(&self) -> Option<Deadline> {
+        if self.is_over {
+            return None;
+        }
+        let leave = self.leaving.as_ref().map(|(_, at)| *at);
+        let admission = self.view.is_none().then(|| Deadline::after(self.began, self.config.patience));
+        [leave, admission, self.beat, self.link.retry(), self.cut_off()].into_iter().flatten().min()
+    }
+
+    /// Time passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let is_over = |at: Option<Deadline>| at.is_some_and(|at| at.has_passed(now));
+        if self.is_over {
+            return;
+        }
+        if is_over(self.leaving.as_ref().map(|(_, at)| *at)) {
+            return self.stop(Stop::Left { was_heard: false });
+        }
+        if self.view.is_none() && Deadline::after(self.began, self.config.patience).has_passed(now) {
+            let waited = now.saturating_duration_since(self.began);
+            let (was_welcome, detail) = (self.slot.is_some(), self.link.detail().to_string());
+            return self.stop(Stop::NotAdmitted { waited, was_welcome, detail });
+        }
+        if is_over(self.cut_off()) {
+            let away = self.link.away(now);
+            return self.stop(Stop::CutOff { away, detail: self.need() });
+        }
+        if is_over(self.link.retry()) {
+            self.dial();
+        }
+        if is_over(self.beat) {
+            self.send_beat(now);
+        }
+    }
+
+    /// When it gives up waiting for a registry that is away, if it needs its word.
+    fn cut_off(&self) -> Option<Deadline> {
+        let since = self.link.away_since()?.max(self.needs_since?);
+        Some(Deadline::after(since, self.elastic_timeout))
+    }
+
+    /// What it needs the registry for, in words.
+    fn need(&self) -> String {
+        let lost = self.suspects.iter().map(|(slot, detail)| format!("the link to slot {slot} is lost ({detail})"));
+        let frozen = (self.frozen.is_some() || self.is_suspending).then(|| "the next view is to come".to_string());
+        lost.chain(frozen).collect::<Vec<_>>().join(", ")
+    }
+
+    fn send(&mut self, message: ToRegistry) {
+        if self.link.is_up() {
+            self.actions.push_back(Action::Send(message));
+        }
+    }
+
+    fn send_beat(&mut self, now: Instant) {
+        self.number += 1;
+        self.beat = Some(Deadline::after(now, self.interval));
+        self.send(ToRegistry::Heartbeat { number: self.number, progress: self.progress });
+    }
+}

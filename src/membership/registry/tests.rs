@@ -1,0 +1,159 @@
+//! The registry, event by event.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::wire::registry::{Members, ProcessRecord, Register, Report, Resume, VERSION, ViewMessage};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A registry whose states are durable at once, and what it said, by connection.
+struct Bench {
+    now: Instant,
+    registry: Registry,
+    told: BTreeMap<Connection, Vec<FromRegistry>>,
+    closed: Vec<Connection>,
+    events: Vec<Event>,
+    state: Option<State>,
+}
+
+fn process(number: usize) -> ProcessRecord {
+    ProcessRecord { pid: 100 + number as u32, host: b"h".to_vec(), host_name: "node".into(), addresses: vec![] }
+}
+
+fn register(number: usize, wish: Option<usize>, resume: Option<Resume>) -> ToRegistry {
+    let token = [number as u8; 16];
+    ToRegistry::Register(Register {
+        version: VERSION,
+        token,
+        patience: 60 * SECOND,
+        wish,
+        process: process(number),
+        resume,
+    })
+}
+
+fn report(generation: u64, text: &str) -> ToRegistry {
+    let counted = text.trim_end_matches(['+', '|']).parse().expect("a number");
+    let (holds, boundary) = (text.ends_with('+'), text.ends_with('|'));
+    ToRegistry::Report(Report { generation: Generation(generation), counted, holds, boundary })
+}
+
+impl Bench {
+    fn new(config: RegistryConfig) -> Self {
+        let now = Instant::now();
+        Self::over(now, Registry::new(now, config))
+    }
+
+    fn over(now: Instant, registry: Registry) -> Self {
+        let mut bench = Bench { now, registry, told: BTreeMap::new(), closed: vec![], events: vec![], state: None };
+        bench.drain();
+        bench
+    }
+
+    /// A job of `np` whose first view stands: member `i` has connection `i` and slot `i`.
+    fn steady(config: RegistryConfig) -> Self {
+        let np = config.np;
+        let mut bench = Self::new(config);
+        for number in 0..np {
+            bench.say(number as u64, register(number, Some(number), None));
+        }
+        for number in 0..np {
+            let view = bench.view(number as u64);
+            assert_eq!((view.generation, view.counted), (Generation(1), 0));
+        }
+        bench
+    }
+
+    fn say(&mut self, connection: Connection, message: ToRegistry) {
+        self.registry.handle_message(self.now, connection, message);
+        self.drain();
+    }
+
+    fn close(&mut self, connection: Connection, how: Broken) {
+        self.registry.handle_closed(self.now, connection, how, "the connection ended");
+        self.drain();
+    }
+
+    /// Lets time pass, timer by timer.
+    fn pass(&mut self, length: Duration) {
+        let end = self.now + length;
+        while let Some(next) = self.registry.deadline().filter(|next| next.has_passed(end)) {
+            self.now += next.remaining(self.now);
+            self.registry.handle_timeout(self.now);
+            self.drain();
+        }
+        self.now = end;
+    }
+
+    fn drain(&mut self) {
+        while let Some(action) = self.registry.poll_action() {
+            match action {
+                Action::Tell { connections, message } => {
+                    for connection in connections {
+                        self.told.entry(connection).or_default().push(message.clone());
+                    }
+                }
+                Action::Close { connection } => self.closed.push(connection),
+                Action::Persist { number, state } => {
+                    self.state = Some(state);
+                    self.registry.handle_persisted(self.now, number);
+                }
+                Action::Event(event) => self.events.push(event),
+            }
+        }
+    }
+
+    /// What a connection was told since it was last asked, without welcomes.
+    fn heard(&mut self, connection: Connection) -> Vec<FromRegistry> {
+        let mut heard = self.told.remove(&connection).unwrap_or_default();
+        heard.retain(|message| !matches!(message, FromRegistry::Welcome { .. } | FromRegistry::Probe));
+        heard
+    }
+
+    /// The one view that a connection was told.
+    fn view(&mut self, connection: Connection) -> ViewMessage {
+        let heard = self.heard(connection);
+        match &heard[..] {
+            [FromRegistry::View(view)] => view.clone(),
+            _ => panic!("connection {connection} heard {heard:?}"),
+        }
+    }
+
+    /// Connections are told to stop, because of these slots.
+    fn assert_prepared(&mut self, connections: &[Connection], generation: u64, slots: &[Slot]) {
+        for &connection in connections {
+            let heard = self.heard(connection);
+            let [FromRegistry::Prepare { generation: told, gone }] = &heard[..] else {
+                panic!("connection {connection} heard {heard:?}");
+            };
+            assert_eq!(told.0, generation);
+            assert_eq!(gone.iter().map(|gone| gone.slot).collect::<Vec<_>>(), slots);
+        }
+    }
+}
+
+#[test]
+fn a_loss_is_closed_up_with_the_verdict_of_those_that_are_left() {
+    let mut bench = Bench::steady(RegistryConfig::new(4));
+    assert_eq!(bench.registry.handle_exit(bench.now, &Who::Slot(1), "signal 9"), Some(1));
+    bench.close(1, Broken::Closed);
+    bench.assert_prepared(&[0, 2, 3], 1, &[1]);
+    bench.say(0, report(1, "7+"));
+    bench.say(2, report(1, "7+"));
+    assert_eq!(bench.heard(0), []);
+    bench.say(3, report(1, "8"));
+    let gone = Gone { slot: 1, why: Why::Exited, detail: "signal 9".into() };
+    let expected = ViewMessage {
+        generation: Generation(2),
+        counted: 8,
+        members: Members::Change(vec![]),
+        gone: vec![gone],
+        broken: vec![],
+        newcomers: vec![],
+    };
+    for connection in [0, 2, 3] {
+        assert_eq!(bench.view(connection), expected);
+    }
+    assert_eq!(bench.registry.members(), [0, 2, 3]);
+}

@@ -1,0 +1,5 @@
+//! Elastic jobs whose members are threads of this process, each with an engine, a connector and a control thread of its
+//! own, around a real registry.
+
+mod steps;
+mod support;
