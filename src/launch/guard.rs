@@ -28,7 +28,7 @@ pub struct GuardOptions {
     /// The socket to the launcher.
     pub control: RawFd,
     /// Whose guard it is, for its name in process lists.
-    pub rank: usize,
+    pub name: String,
     /// How long descendants that outlive the worker may take to end after SIGTERM.
     pub grace: Duration,
     /// The processors the worker is bound to; none means no binding.
@@ -59,7 +59,7 @@ pub fn guard(options: &GuardOptions) -> io::Result<()> {
     let signals = SignalQueue::new(&[Signal(libc::SIGCHLD)])?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     // Another name than the launcher's: who kills all processes of that name should not kill the guards with them.
-    if let Ok(name) = std::ffi::CString::new(format!("guard-{}", options.rank)) {
+    if let Ok(name) = std::ffi::CString::new(format!("guard-{}", options.name)) {
         let _ = rustix::thread::set_name(&name);
     }
 
@@ -279,7 +279,7 @@ impl GuardOptions {
     pub fn to_arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec![
             format!("--control={}", self.control).into(),
-            format!("--rank={}", self.rank).into(),
+            format!("--name={}", self.name).into(),
             format!("--grace-ms={}", self.grace.as_millis()).into(),
         ];
         if !self.cpus.is_empty() {

@@ -16,6 +16,7 @@ pub mod control;
 mod course;
 mod director;
 pub mod environment;
+mod fleet;
 pub mod guard;
 pub mod hosts;
 mod job;
@@ -35,6 +36,7 @@ mod tree;
 mod words;
 mod worker;
 
+pub use fleet::{Cooldown, Elasticity};
 pub use job::{Colour, Job, Output, Plan};
 pub use shell::{repeat_for_the_shell, run, run_with};
 

@@ -12,6 +12,7 @@ use super::LaunchError;
 use super::console::Console;
 use super::control::{Ending, Order, Report};
 use super::director::{Director, Fixed};
+use super::fleet::FleetDirector;
 use super::job::{Job, Plan, shell_words};
 use super::log::{Log, Tail};
 use super::printer::{Source, StreamKind};
@@ -32,11 +33,15 @@ use crate::types::Error;
 ///
 /// The machine lacks something the launcher itself needs. Nothing was started then.
 pub fn run(plan: &Plan) -> Result<Cause, LaunchError> {
-    // Each rank: its control socket, two pipes, and one connection to the meeting point.
-    let files = resources::raise_file_limit(plan.size() * 4 + 64)?;
+    // Each rank: its control socket, two pipes, and one connection to the meeting point or the registry.
+    let most = plan.sizes.max_np.min(MOST_WORKERS).max(plan.size());
+    let files = resources::raise_file_limit(most * 4 + 64)?;
     let mut spawner = LocalSpawner { guard: plan.job.guard.clone(), grace: plan.job.policy.grace, files };
     run_with(plan, &mut spawner)
 }
+
+/// An elastic job without a limit to its growth is prepared for so many workers.
+const MOST_WORKERS: usize = 200;
 
 /// As [`run`], with workers started by `spawner`.
 pub fn run_with(plan: &Plan, spawner: &mut dyn Spawner) -> Result<Cause, LaunchError> {
@@ -47,7 +52,15 @@ pub fn run_with(plan: &Plan, spawner: &mut dyn Spawner) -> Result<Cause, LaunchE
     if plan.job.adopt_orphans {
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     }
-    // After the signals are held back: the server's thread inherits that.
+    if let Some(elastic) = &plan.job.elastic {
+        // After the signals are held back: the registry's thread inherits that.
+        let mut director = FleetDirector::new(Instant::now(), plan, elastic)?;
+        let console = Console::new(&plan.job.output).map_err(broken)?;
+        let cause = Shell::new(&plan.job, &mut director, spawner, console, signals).begin(plan);
+        director.close(cause);
+        return Ok(cause);
+    }
+    // The same holds for the server's thread.
     let mut environment = plan.environment.clone();
     let _server = meeting::open(plan, &mut environment)?;
     let plan = &Plan { environment, ..plan.clone() };
@@ -58,12 +71,7 @@ pub fn run_with(plan: &Plan, spawner: &mut dyn Spawner) -> Result<Cause, LaunchE
     }
     let console = Console::new(&plan.job.output).map_err(broken)?;
     let keep = plan.size().max(REMAINS);
-    let mut shell = Shell { logs, keep, ..Shell::new(&plan.job, &mut director, spawner, console, signals) };
-    shell.tell(words::VERBOSE, || format!("running {}", shell_words(&plan.job.command)));
-    if let Some(note) = &plan.note {
-        shell.tell(words::NORMAL, || note.clone());
-    }
-    Ok(shell.run())
+    Ok(Shell { logs, keep, ..Shell::new(&plan.job, &mut director, spawner, console, signals) }.begin(plan))
 }
 
 /// Ends this process by Ctrl-C's signal where the job was ended by that key, so that a shell that runs a script sees it
@@ -157,6 +165,14 @@ impl<'a> Shell<'a> {
             told_closed: false,
             buffer: vec![0; 1 << 16],
         }
+    }
+
+    fn begin(mut self, plan: &Plan) -> Cause {
+        self.tell(words::VERBOSE, || format!("running {}", shell_words(&plan.job.command)));
+        if let Some(note) = &plan.note {
+            self.tell(words::NORMAL, || note.clone());
+        }
+        self.run()
     }
 
     fn run(&mut self) -> Cause {

@@ -149,6 +149,13 @@ pub enum Cause {
         /// The rank.
         rank: usize,
     },
+    /// This member of an elastic job ended with code 0 and without a goodbye: the others waited for it.
+    NoGoodbye {
+        /// Which.
+        rank: usize,
+    },
+    /// An elastic job cannot go on, and no worker of this launcher is to blame.
+    CannotGoOn,
     /// The launcher got a signal.
     Signal(Arrived),
     /// The time limit passed.
@@ -162,6 +169,7 @@ impl Cause {
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Done => 0,
+            Self::NoGoodbye { .. } | Self::CannotGoOn => 1,
             // A guard that is killed is killed by somebody: the code of SIGKILL.
             Self::Lost { .. } => Signal::KILL.exit_code(),
             Self::Failed { ending, .. } => ending.exit_code(),

@@ -44,7 +44,7 @@ pub use config::RegistryConfig;
 pub use persistence::{State, StoredMember};
 
 use crate::types::{Deadline, Generation};
-use crate::wire::registry::{FromRegistry, Gone, Slot, ToRegistry, Token, Whom, Why};
+use crate::wire::registry::{FromRegistry, Gone, ProcessRecord, Slot, ToRegistry, Token, Whom, Why};
 use change::{Change, Publication};
 use evidence::Links;
 use roster::{Slots, Standing};
@@ -86,8 +86,8 @@ pub enum Event {
     Registered {
         /// Its slot.
         slot: Slot,
-        /// Its process, in words.
-        who: String,
+        /// Which process.
+        process: ProcessRecord,
     },
     /// A process that waited for a view is gone.
     Forgotten {
@@ -194,6 +194,8 @@ pub struct Registry {
     counted: u64,
     changes: u64,
     next_slot: Slot,
+    /// Slots below the next that nobody has had: others wished for later ones. They are for those that wish for them.
+    skipped: BTreeSet<Slot>,
     slots: Slots,
     /// The change that is under way.
     change: Option<Change>,
@@ -228,6 +230,7 @@ impl Registry {
             counted: 0,
             changes: 0,
             next_slot: config.np,
+            skipped: BTreeSet::new(),
             slots: Slots::default(),
             change: None,
             gone: Vec::new(),
