@@ -274,18 +274,18 @@ impl LinkServer {
         self.guests.retain(|_, guest| !matches!(guest, Guest::Stranger { until, .. } if *until <= now));
         if self.accept_again.is_none_or(|again| again <= now) {
             self.accept_again = None;
-            self.accept(now);
+            self.accept(now, &mut incoming);
         }
         incoming
     }
 
-    fn accept(&mut self, now: Instant) {
+    fn accept(&mut self, now: Instant, incoming: &mut Vec<Incoming>) {
         for at in 0..self.listeners.len() {
             // Some at a time, so that a flood of strangers does not keep those who are in from being heard.
             for _ in 0..MAX_ACCEPTS {
                 let Some(listener) = self.listeners.get(at) else { break };
                 match listener.accept() {
-                    Ok(stream) => self.greet(now, stream),
+                    Ok(stream) => self.greet(now, stream, incoming),
                     Err(error)
                         if matches!(
                             error.raw_os_error(),
@@ -302,7 +302,7 @@ impl LinkServer {
         }
     }
 
-    fn greet(&mut self, now: Instant, stream: Stream) {
+    fn greet(&mut self, now: Instant, stream: Stream, incoming: &mut Vec<Incoming>) {
         let mut outgoing = VecDeque::new();
         if stream.is_unix() {
             // The kernel vouches for the peer: it is this user, who may have the key.
@@ -327,7 +327,8 @@ impl LinkServer {
         self.next += 1;
         let guest = Guest::Stranger { stream, machine, until: now + STRANGER_PATIENCE, outgoing };
         self.guests.insert(id, guest);
-        self.handle_ready(id, &mut Vec::new());
+        // A fast peer may be through, and have said something.
+        self.handle_ready(id, incoming);
     }
 
     fn handle_ready(&mut self, id: u64, incoming: &mut Vec<Incoming>) {

@@ -47,7 +47,9 @@ impl Views {
         let sleeper = sleeper()?;
         let slot = Arc::new(OnceLock::new());
         let dial = Box::new(Dialler(Arc::downgrade(&slot)));
-        let engine = Engine::new(own, own + 1, dial, sleeper.clone(), engine_config(1))?;
+        // Peers may connect as soon as the connector listens.
+        let size = connector.peers.iter().map(|peer| peer.rank + 1).max().unwrap_or(0).max(own + 1);
+        let engine = Engine::new(own, size, dial, sleeper.clone(), engine_config(1))?;
         engine.judge(connector.generation, on_lost);
         let connector = ConnectorConfig { elastic: true, ..connector };
         let connector = Connector::start(listeners, connector, sleeper, Box::new(engine.connection_handler()))?;

@@ -1,5 +1,6 @@
 //! Elastic jobs whose members are threads of this process, each with an engine, a connector and a control thread of its
 //! own, around a real registry.
 
+mod churn;
 mod steps;
 mod support;

@@ -196,8 +196,9 @@ struct Counters {
     evicted: AtomicU64,
 }
 
-/// The lanes to a peer, or why there are none. Called on the connector's thread; it must not block.
-pub type DeliverLanes = Box<dyn Fn(usize, Result<Vec<Box<dyn Lane>>>) + Send>;
+/// The lanes to a peer and the generation in which both shook hands, or why there are none. Called on the connector's
+/// thread; it must not block.
+pub type DeliverLanes = Box<dyn Fn(usize, Generation, Result<Vec<Box<dyn Lane>>>) + Send>;
 
 /// The endpoint of a peer, or why there is none. Called on the connector's thread; it must not block.
 pub type DeliverEndpoint = Box<dyn Fn(usize, Result<Box<dyn Endpoint>>) + Send>;
@@ -250,8 +251,7 @@ impl Connector {
         sleeper: Arc<Sleeper>,
         deliver: DeliverEndpoint,
     ) -> Result<Self> {
-        let generation = config.generation;
-        let wrap = move |peer, lanes: Result<Vec<Box<dyn Lane>>>| {
+        let wrap = move |peer, generation, lanes: Result<Vec<Box<dyn Lane>>>| {
             let endpoint = lanes.map(|lanes| {
                 let kind = lanes.first().map_or(TransportKind::Tcp, |lane| lane.kind());
                 let endpoint = StreamEndpoint::new(lanes, generation, StreamConfig::for_kind(kind));

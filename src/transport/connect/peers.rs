@@ -342,7 +342,7 @@ impl Driver {
     }
 
     fn tell(&mut self, rank: usize, outcome: Result<Vec<Box<dyn Lane>>>) {
-        (self.deliver)(rank, outcome);
+        (self.deliver)(rank, self.identity.generation, outcome);
         self.sleeper.kick();
     }
 

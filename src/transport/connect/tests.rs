@@ -44,7 +44,7 @@ pub(super) fn start(listeners: Listeners, config: ConnectorConfig) -> Member {
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let addresses = listeners.addresses().clone();
     let (sender, outcomes) = mpsc::channel();
-    let deliver = Box::new(move |peer, outcome| drop(sender.send((peer, outcome))));
+    let deliver = Box::new(move |peer, _, outcome| drop(sender.send((peer, outcome))));
     let connector = Connector::start_lanes(listeners, config, sleeper.clone(), deliver).unwrap();
     Member { connector, sleeper, outcomes, addresses }
 }
@@ -375,7 +375,7 @@ fn shared_memory_across_hosts_is_refused() {
     let mut config = ConnectorConfig::new(0, Generation(1), key(), vec![peer]);
     config.transport = TransportPolicy::Shm;
     let sleeper = Arc::new(Sleeper::new().unwrap());
-    let error = Connector::start_lanes(bind(LOCAL), config, sleeper, Box::new(|_, _| ())).unwrap_err();
+    let error = Connector::start_lanes(bind(LOCAL), config, sleeper, Box::new(|_, _, _| ())).unwrap_err();
     assert!(error.to_string().contains("rank 1 is on another machine"), "{error}");
     assert_eq!(error.fault(), Fault::Environment);
 }
