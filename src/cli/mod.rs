@@ -6,6 +6,8 @@ mod doctor;
 mod explain;
 mod guard;
 mod logging;
+mod operate;
+mod registry;
 mod run;
 mod workers;
 
@@ -30,6 +32,9 @@ enum Command {
     Explain(explain::Explain),
     Bench(bench::Bench),
     Demo(demo::Demo),
+    Registry(Box<registry::Registry>),
+    Status(operate::Status),
+    Evict(operate::Evict),
     #[command(hide = true)]
     Guard(guard::Guard),
 }
@@ -47,6 +52,9 @@ pub fn main() -> ExitCode {
         Command::Explain(explain) => explain.run(),
         Command::Bench(bench) => bench.run(),
         Command::Demo(demo) => demo.run(),
+        Command::Registry(registry) => registry.run(),
+        Command::Status(status) => status.run(),
+        Command::Evict(evict) => evict.run(),
         Command::Guard(guard) => guard.run(),
     }
 }

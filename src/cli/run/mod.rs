@@ -161,7 +161,7 @@ fn parse<T: std::str::FromStr<Err = String>>(text: &str) -> Result<T, String> {
 }
 
 /// Seconds, or a number with `ms`, `s`, `m` or `h`.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub fn seconds(text: &str) -> Result<Duration, String> {
     let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let (number, unit) =
         units.iter().find_map(|(unit, length)| Some((text.strip_suffix(unit)?, *length))).unwrap_or((text, 1.0));

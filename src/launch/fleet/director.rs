@@ -12,7 +12,7 @@ use rustix::process::Pid;
 use super::discovery::{self, Answer, Discovery};
 use super::machine::{Exit, Fleet, Limits};
 use super::script::{Printed, Script};
-use super::{Elasticity, Sizes};
+use super::Elasticity;
 use crate::bootstrap::{Bind, Introduction, control, new_key};
 use crate::elastic::RegistryService;
 use crate::launch::binding;
@@ -20,10 +20,11 @@ use crate::launch::director::Director;
 use crate::launch::environment::JobEnvironment;
 use crate::launch::hosts::{Host, LocalNames};
 use crate::launch::job::{Plan, local_hosts};
+use crate::launch::operator::own_socket;
 use crate::launch::spawn::{Input, LocalSpawner, WorkerPlan};
 use crate::launch::supervise::{Action, Cause, Event};
 use crate::launch::tree;
-use crate::membership::registry::{Event as News, RegistryConfig, Who};
+use crate::membership::registry::{Event as News, Who};
 use crate::sys::HostIdentity;
 use crate::types::{Error, Result};
 use crate::wire::registry::{ProcessRecord, Slot};
@@ -239,16 +240,7 @@ impl Asked {
 
 /// Starts the registry, and puts what members need to find it into `environment`.
 fn start_registry(plan: &Plan, elastic: &Elasticity, environment: &mut JobEnvironment) -> Result<Registry> {
-    let Sizes { np, min_np, max_np } = plan.sizes;
-    let config = RegistryConfig {
-        min_np,
-        max_np,
-        start_timeout: elastic.elastic_timeout,
-        elastic_timeout: elastic.elastic_timeout,
-        silent_limit: elastic.evict_silent,
-        reset_limit: elastic.reset_limit,
-        ..RegistryConfig::new(np).with_heartbeat_limit(elastic.heartbeat)
-    };
+    let config = elastic.config(plan.sizes);
     let address = plan.job.rendezvous_address;
     if address.is_none() && plan.hosts.iter().any(|host| !host.enter.is_empty()) {
         return Err(Error::invalid("workers on several hosts need an address at which they all reach this one"));
@@ -258,7 +250,9 @@ fn start_registry(plan: &Plan, elastic: &Elasticity, environment: &mut JobEnviro
         // A machine without IPv4 still has a loopback.
         None => vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
     };
-    let bind = Bind::FirstOf(addresses.into_iter().map(|address| SocketAddr::new(address, 0)).collect());
+    let members = Bind::FirstOf(addresses.into_iter().map(|address| SocketAddr::new(address, 0)).collect());
+    // Operators of this user need no key there: the kernel says who they are.
+    let bind = Bind::All(vec![members, Bind::Unix(own_socket())]);
     let key = new_key()?;
     environment.key = Some(key.to_hex());
     let news = Arc::<Mutex<Vec<News>>>::default();

@@ -23,7 +23,9 @@ use std::time::Duration;
 
 pub(super) use director::FleetDirector;
 pub use health::Cooldown;
+pub(super) use words::news as news_in_words;
 
+use crate::membership::registry::RegistryConfig;
 use crate::types::{Error, Result};
 use crate::wire::registry::MAX_MEMBERS;
 
@@ -106,6 +108,28 @@ impl Elasticity {
             )));
         }
         Ok(Sizes { np, min_np, max_np })
+    }
+
+    /// What the job's registry is told.
+    ///
+    /// # Errors
+    ///
+    /// Numbers or lengths of time that cannot be.
+    pub fn registry_config(&self, np: Option<usize>) -> Result<RegistryConfig> {
+        self.check()?;
+        Ok(self.config(self.sizes(np, None)?))
+    }
+
+    fn config(&self, Sizes { np, min_np, max_np }: Sizes) -> RegistryConfig {
+        RegistryConfig {
+            min_np,
+            max_np,
+            start_timeout: self.elastic_timeout,
+            elastic_timeout: self.elastic_timeout,
+            silent_limit: self.evict_silent,
+            reset_limit: self.reset_limit,
+            ..RegistryConfig::new(np).with_heartbeat_limit(self.heartbeat)
+        }
     }
 
     /// Whether the lengths of time can be.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::health::Rest;
 use super::hosts::Change;
-use crate::launch::words::plural;
+use crate::launch::words::{ALWAYS, NORMAL, VERBOSE, plural};
+use crate::membership::registry::{Event, Outcome};
 use crate::wire::registry::{Gone, Slot, Why};
 
 /// More members than this are counted only.
@@ -43,7 +44,7 @@ pub(super) fn length(length: Duration) -> String {
 }
 
 /// A member that is out, and why.
-pub(super) fn gone(gone: &Gone) -> String {
+fn gone(gone: &Gone) -> String {
     let Gone { slot, why, detail } = gone;
     match why {
         Why::Left => format!("slot {slot} left"),
@@ -56,17 +57,17 @@ pub(super) fn gone(gone: &Gone) -> String {
 }
 
 /// A change of view.
-pub(super) struct ViewChange<'a> {
-    pub(super) generation: u64,
-    pub(super) members: &'a [Slot],
-    pub(super) gone: &'a [Gone],
-    pub(super) joined: &'a [Slot],
-    pub(super) broken: &'a [(Slot, Slot)],
-    pub(super) held_up: Duration,
+struct ViewChange<'a> {
+    generation: u64,
+    members: &'a [Slot],
+    gone: &'a [Gone],
+    joined: &'a [Slot],
+    broken: &'a [(Slot, Slot)],
+    held_up: Duration,
 }
 
 /// The line for a view: `view 3: 3 ranks, slots 0, 2, 3: slot 1 was ended by signal 9 (SIGKILL); held up for 12 ms`.
-pub(super) fn view(change: &ViewChange<'_>) -> String {
+fn view(change: &ViewChange<'_>) -> String {
     let ViewChange { generation, members, .. } = change;
     let list = match members.len() {
         ..=MOST_LISTED => format!(", {}", slots(members)),
@@ -86,6 +87,31 @@ pub(super) fn view(change: &ViewChange<'_>) -> String {
         causes.join("; "),
         length(change.held_up)
     )
+}
+
+/// What the registry says, and how important it is. `is_first`: there was no view before.
+pub(in crate::launch) fn news(event: &Event, is_first: bool) -> (u8, String) {
+    match event {
+        Event::Registered { slot, process } => (VERBOSE, format!("slot {slot} registered: {process}")),
+        Event::Forgotten { slot, detail } => (VERBOSE, format!("slot {slot} is gone before it was a member: {detail}")),
+        Event::Away { slot, detail } => (VERBOSE, format!("slot {slot} lost its connection: {detail}")),
+        Event::Named { slot, detail } => (NORMAL, format!("slot {slot}: {detail}")),
+        Event::Left { slot, reason } => (VERBOSE, format!("slot {slot} said goodbye: {reason}")),
+        Event::Lost(gone) => (NORMAL, format!("{}: it is out", self::gone(gone))),
+        Event::Waiting { have, need } => {
+            let are = if *have == 1 { "is" } else { "are" };
+            (NORMAL, format!("{} {are} there, the job needs {need}: waiting for more", plural(*have, "rank")))
+        }
+        Event::View { generation, members, .. } if is_first => {
+            (VERBOSE, format!("view {}: {}", generation.0, plural(members.len(), "rank")))
+        }
+        Event::View { generation, members, gone, joined, broken, held_up, .. } => {
+            let (generation, held_up) = (generation.0, *held_up);
+            (NORMAL, view(&ViewChange { generation, members, gone, joined, broken, held_up }))
+        }
+        Event::Ended(Outcome::Finished) => (VERBOSE, "all members said goodbye".into()),
+        Event::Ended(Outcome::Failed(reason)) => (ALWAYS, format!("the job cannot go on: {reason}")),
+    }
 }
 
 /// What follows from a worker's failure.

@@ -6,7 +6,7 @@ use super::{Fleet, LAST_WORDS, Standing, Worker};
 use crate::launch::fleet::words;
 use crate::launch::signal::Signal;
 use crate::launch::supervise::{Action, Cause};
-use crate::launch::words::{ALWAYS, NORMAL, VERBOSE, plural};
+use crate::launch::words::{ALWAYS, VERBOSE};
 use crate::membership::registry::{Event, Outcome};
 use crate::wire::registry::{Gone, Slot, Why};
 
@@ -29,43 +29,32 @@ impl Fleet {
 
     /// The registry said something.
     pub(in crate::launch::fleet) fn handle_news(&mut self, now: Instant, event: &Event) {
+        let (level, text) = words::news(event, !self.has_view);
         match event {
-            Event::Registered { slot, .. } => self.say(VERBOSE, format!("slot {slot} registered")),
-            Event::Forgotten { slot, detail } => {
-                self.set_standing(*slot, Standing::Unknown);
-                self.say(VERBOSE, format!("slot {slot} is gone before it was a member: {detail}"));
-            }
-            Event::Away { slot, detail } => self.say(VERBOSE, format!("slot {slot} lost its connection: {detail}")),
-            Event::Named { slot, detail } => self.say(NORMAL, format!("slot {slot}: {detail}")),
+            // A worker that failed was named when it did.
+            Event::Lost(gone) if self.is_ended(gone.slot) => self.say(VERBOSE, text),
+            Event::Ended(Outcome::Failed(_)) => self.on_failed(now, text),
+            _ => self.say(level, text),
+        }
+        match event {
+            Event::Registered { .. } | Event::Away { .. } | Event::Named { .. } | Event::Waiting { .. } => {}
+            Event::Ended(Outcome::Failed(_)) => {}
+            Event::Forgotten { slot, .. } => self.set_standing(*slot, Standing::Unknown),
             Event::Left { slot, reason } => {
                 self.set_standing(*slot, Standing::Left);
                 if reason == "done" {
                     self.wind_up();
                 }
-                self.say(VERBOSE, format!("slot {slot} said goodbye: {reason}"));
             }
             Event::Lost(gone) => self.on_lost(now, gone),
-            Event::Waiting { have, need } => {
-                let are = if *have == 1 { "is" } else { "are" };
-                self.say(
-                    NORMAL,
-                    format!("{} {are} there, the job needs {need}: waiting for more", plural(*have, "rank")),
-                );
-            }
-            Event::View { generation, members, gone, joined, broken, held_up, .. } => {
-                let held_up = *held_up;
-                let generation = generation.0;
-                let change = words::ViewChange { generation, members, gone, joined, broken, held_up };
-                match self.has_view || !gone.is_empty() {
-                    true => self.say(NORMAL, words::view(&change)),
-                    false => self.say(VERBOSE, format!("view {generation}: {}", plural(members.len(), "rank"))),
-                }
-                self.on_view(members);
-            }
+            Event::View { members, .. } => self.on_view(members),
             Event::Ended(Outcome::Finished) => self.on_finished(now),
-            Event::Ended(Outcome::Failed(reason)) => self.on_failed(now, reason),
         }
         self.advance(now);
+    }
+
+    fn is_ended(&mut self, slot: Slot) -> bool {
+        self.worker_in(slot).is_some_and(|(_, worker)| !worker.is_alive())
     }
 
     fn worker_in(&mut self, slot: Slot) -> Option<(usize, &mut Worker)> {
@@ -103,7 +92,6 @@ impl Fleet {
         if *why == Why::Left {
             return self.set_standing(*slot, Standing::Left);
         }
-        let is_known = self.worker_in(*slot).is_some_and(|(_, worker)| !worker.is_alive());
         if let Some((_, worker)) = self.worker_in(*slot) {
             worker.standing = Standing::Out { is_excused: *why == Why::Evicted };
             // It may come back as somebody new, or end; one that is stopped does neither.
@@ -111,7 +99,6 @@ impl Fleet {
                 worker.kill_at = now.checked_add(grace);
             }
         }
-        self.say(if is_known { VERBOSE } else { NORMAL }, format!("{}: it is out", words::gone(gone)));
     }
 
     /// All members said goodbye. They end by themselves; who came too late has nothing to do any more.
@@ -129,13 +116,13 @@ impl Fleet {
     }
 
     /// The job cannot go on. The members hear it from the registry; what they have to say to that comes first.
-    fn on_failed(&mut self, now: Instant, reason: &str) {
+    fn on_failed(&mut self, now: Instant, why: String) {
         let cause = self.first_failure.unwrap_or(Cause::CannotGoOn);
         if !self.course.end(now, cause) {
             return;
         }
         self.start_no_more();
-        self.say(ALWAYS, format!("the job cannot go on: {reason}"));
+        self.say(ALWAYS, why);
         self.ask_at = now.checked_add(LAST_WORDS.min(self.limits.policy.grace / 2));
     }
 }
