@@ -36,7 +36,9 @@ fn listed(table: &str, prefix: &str) -> Vec<String> {
         let words: Vec<&str> = line.split_whitespace().collect();
         // Number, count of references, protocol, flags (a listener's), type, state, inode, name.
         let listens = words.get(3).is_some_and(|flags| *flags == "00010000");
-        words.get(7).filter(|name| listens && name.strip_prefix('@').is_some_and(|name| name.starts_with(prefix)))
+        words
+            .get(7)
+            .filter(|name| listens && name.strip_prefix('@').is_some_and(|name| name.starts_with(prefix)))
             .map(|name| format!("unix:{name}"))
     };
     let mut found: Vec<String> = table.lines().filter_map(name).collect();
@@ -58,7 +60,9 @@ pub fn only_registry() -> Result<String> {
             "no elastic job of this user runs in a launcher on this machine; give --registry ADDRESS of another, with \
              its key in PHALANX_KEY or PHALANX_KEY_FILE",
         )),
-        _ => Err(Error::invalid(format!("several elastic jobs run here; say which: --registry {}", found.join(", or ")))),
+        _ => {
+            Err(Error::invalid(format!("several elastic jobs run here; say which: --registry {}", found.join(", or "))))
+        }
     }
 }
 

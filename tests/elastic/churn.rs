@@ -149,7 +149,13 @@ fn churn(kind: TransportKind, seed: u64, rounds: usize) {
 
 #[test]
 fn members_fall_and_come_and_every_step_counts_once() {
-    if let Ok(filter) = std::env::var("PHALANX_TEST_LOG") { let _ = tracing_subscriber::fmt().with_env_filter(filter).with_thread_ids(true).with_writer(std::io::stderr).try_init(); }
+    if let Ok(filter) = std::env::var("PHALANX_TEST_LOG") {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_thread_ids(true)
+            .with_writer(std::io::stderr)
+            .try_init();
+    }
     for (seed, kind) in [(1, TransportKind::Tcp), (2, TransportKind::Shm), (3, TransportKind::Shm)] {
         churn(kind, seed, 12);
     }

@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use rustix::process::Pid;
 
+use super::Elasticity;
 use super::discovery::{self, Answer, Discovery};
 use super::machine::{Exit, Fleet, Limits};
 use super::script::{Printed, Script};
-use super::Elasticity;
 use crate::bootstrap::{Bind, Introduction, control, new_key};
 use crate::elastic::RegistryService;
 use crate::launch::binding;

@@ -94,6 +94,8 @@ struct Worker {
     pid: Option<i32>,
     started: Instant,
     has_joined: bool,
+    /// There was a view without it: what became of the job later is not its fault.
+    is_closed_up: bool,
     /// It was asked to leave: however it ends, that is no failure.
     is_asked: bool,
     /// It is killed then.
@@ -376,6 +378,7 @@ impl Fleet {
                 pid: None,
                 started: now,
                 has_joined: false,
+                is_closed_up: false,
                 is_asked: false,
                 kill_at: None,
                 end: None,

@@ -50,7 +50,7 @@ fn gone(gone: &Gone) -> String {
         Why::Left => format!("slot {slot} left"),
         Why::Exited => format!("slot {slot} {detail}"),
         Why::Evicted => format!("slot {slot} was evicted: {detail}"),
-        Why::Closed => format!("slot {slot} closed its connection: {detail}"),
+        Why::Closed => format!("slot {slot} is gone: {detail}"),
         Why::Unreachable => format!("slot {slot}'s host does not answer: {detail}"),
         _ => gone.to_string(),
     }

@@ -19,7 +19,7 @@ use super::{Exit, Fleet, Life, Standing, Worker};
 use crate::launch::fleet::health::Rest;
 use crate::launch::fleet::{Sizes, words};
 use crate::launch::supervise::Cause;
-use crate::launch::words::{ALWAYS, NORMAL, VERBOSE};
+use crate::launch::words::{ALWAYS, NORMAL};
 
 /// Without a registry to ask, a worker that ran for so long counts as one that was at work.
 const AT_WORK: Duration = Duration::from_secs(10);
@@ -91,20 +91,23 @@ impl Fleet {
         let was_at_work = now.saturating_duration_since(worker.started) >= AT_WORK;
         let was_member = worker.has_joined || (!self.limits.owns_registry && was_at_work);
         let is_excused = worker.standing == Standing::Out { is_excused: true };
+        let is_closed_up = worker.is_closed_up;
         let host = worker.placement.host.name.clone();
         let rest = match self.hosts.get_mut(&host) {
             Some(entry) if !is_excused => entry.health.handle_failure(now, was_member, self.limits.cooldown),
             _ => Rest::None,
         };
         self.failed_starts = if was_member { 0 } else { self.failed_starts + 1 };
-        self.first_failure.get_or_insert(cause);
+        if !is_closed_up {
+            self.first_failure.get_or_insert(cause);
+        }
         let what = format!("{} {}", self.in_words(id), how(cause));
         if let Some(why) = self.cannot_start() {
             let cause = self.first_failure.unwrap_or(cause);
             return self.end(now, cause, Some(format!("{what}, {why}")));
         }
         match self.is_winding_up {
-            true => self.say(VERBOSE, what),
+            true => self.say(NORMAL, what),
             false => self.say(NORMAL, format!("{what}; {}", words::consequence(self.limits.respawn, rest, &host))),
         }
     }

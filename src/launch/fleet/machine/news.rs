@@ -72,12 +72,16 @@ impl Fleet {
         self.has_view = true;
         self.failed_starts = 0;
         self.first_failure = None;
+        for worker in self.workers.values_mut() {
+            worker.is_closed_up |= matches!(worker.standing, Standing::Out { .. });
+        }
         for &slot in members {
             self.next_label = self.next_label.max(slot + 1);
             let Some((_, worker)) = self.worker_in(slot) else { continue };
             if worker.standing == Standing::Registered {
                 worker.standing = Standing::Member;
                 worker.has_joined = true;
+                worker.is_closed_up = false;
                 let host = worker.placement.host.name.clone();
                 if let Some(entry) = self.hosts.get_mut(&host) {
                     entry.health.handle_joined();
