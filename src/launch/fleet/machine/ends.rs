@@ -54,8 +54,10 @@ impl Fleet {
         match (is_success, worker.standing) {
             _ if self.is_over => {
                 worker.is_settled = true;
-                if worker.standing == Standing::Left && !is_success {
-                    self.fail_late(id, cause);
+                match worker.standing {
+                    _ if is_success => {}
+                    Standing::Left => self.fail_late(id, cause),
+                    _ => self.say(NORMAL, format!("{} {}", self.in_words(id), how(cause))),
                 }
             }
             (true, Standing::Member) if has_word => {}

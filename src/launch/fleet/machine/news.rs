@@ -112,7 +112,7 @@ impl Fleet {
         let grace = self.limits.policy.grace;
         for (&rank, worker) in &mut self.workers {
             if worker.is_alive() && worker.standing != Standing::Left {
-                worker.is_asked = true;
+                worker.is_asked = !matches!(worker.standing, Standing::Out { .. });
                 worker.kill_at = now.checked_add(grace);
                 self.actions.push_back(Action::Signal { rank, signal: Signal::TERM });
             }

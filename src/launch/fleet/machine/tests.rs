@@ -231,6 +231,21 @@ fn a_finished_job_is_done() {
 }
 
 #[test]
+fn what_is_heard_of_a_fall_after_all_is_done_is_told_all_the_same() {
+    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
+    bench.view(&[1], &[0], &[]);
+    bench.leave(1);
+    bench.news(News::Ended(Outcome::Finished));
+    assert_eq!(bench.actions(), [term(0)]);
+    bench.kill(0);
+    bench.end(1, 0);
+    bench.gone(1);
+    bench.nothing();
+    assert!(bench.was_said("slot 0 (host a, pid 100) was ended by signal 9 (SIGKILL)"));
+    assert_eq!(bench.fleet.outcome(), Some(Cause::Done));
+}
+
+#[test]
 fn an_exit_code_after_the_goodbye_is_not_hidden() {
     let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
     bench.leave(0);
