@@ -45,6 +45,9 @@ pub mod observe;
 
 pub mod launch;
 
+#[cfg(test)]
+mod sim;
+
 #[doc(hidden)]
 pub mod testing;
 

@@ -225,3 +225,27 @@ fn threads_and_forced_algorithms_are_measured_too() {
     );
     assert_eq!((&row["dtype"], &row["op"], &row["count"]), (&"bf16".into(), &"max".into(), &32.into()));
 }
+
+#[test]
+fn ranks_fall_and_come_and_the_training_goes_on() {
+    for (seed, transport) in [("1", "shm"), ("5", "tcp")] {
+        let lines = well(&["demo", "--chaos", "--json", "--seed", seed, "--transport", transport]);
+        let report = object(lines.last());
+        assert!(report["accuracy"].as_f64().is_some_and(|accuracy| accuracy >= 0.95), "{report}");
+        assert_eq!((&report["lost_steps"], &report["repeated_steps"]), (&0.into(), &0.into()), "{report}");
+        let digests = report["digests"].as_array().expect("a list");
+        assert!(digests.len() == 5 && digests.iter().all(|digest| digest == &digests[0]), "{report}");
+        // Two are killed, one is stopped, four come.
+        let views = report["views"].as_array().expect("a list");
+        let causes: Vec<&str> = views.iter().filter_map(|view| view["cause"].as_str()).collect();
+        assert_eq!(causes.iter().filter(|cause| cause.contains("SIGKILL")).count(), 2, "{causes:?}");
+        assert_eq!(causes.iter().filter(|cause| cause.contains("silent")).count(), 1, "{causes:?}");
+        assert_eq!(causes.iter().filter(|cause| cause.contains("joined")).count(), 4, "{causes:?}");
+        for (number, view) in (1u64..).zip(views) {
+            assert_eq!(view["generation"], number, "{report}");
+            assert!(number == 1 || view["held_up_ms"].as_f64().is_some_and(|held_up| held_up > 0.0), "{report}");
+        }
+        assert_eq!(views.last().and_then(|view| view["members"].as_array()).map(Vec::len), Some(5), "{report}");
+        assert!(lines.iter().any(|line| line.contains("learned: the others went on without this rank")), "{lines:?}");
+    }
+}

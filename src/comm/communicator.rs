@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,6 +40,16 @@ impl Default for Settings {
 pub struct Communicator {
     pub(super) inner: Arc<Inner>,
     settings: Settings,
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
 }
 
 pub(super) struct Inner {
@@ -306,7 +317,7 @@ impl Communicator {
         };
         // SAFETY: the caller's promise, for the counts that the call itself gives.
         let completion = unsafe { world.engine.submit(work, detached) };
-        Ok(Handle { world: world.clone(), completion })
+        Ok(Handle { world: world.clone(), completion, link: None })
     }
 
     pub(super) fn deadline(&self) -> Deadline {

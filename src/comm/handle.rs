@@ -1,6 +1,7 @@
 //! A pending operation, untyped.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,14 @@ use crate::types::{Deadline, Error, Result};
 pub struct Handle {
     pub(super) world: Arc<World>,
     pub(super) completion: Arc<Completion>,
+    /// Of a message, whose engine knows a sender 0 and a receiver 1: their ranks in the communicator, for its errors.
+    pub(super) link: Option<[usize; 2]>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
 }
 
 impl Handle {
@@ -20,7 +29,7 @@ impl Handle {
         let since = Instant::now();
         let outcome = self.world.engine.wait(&self.completion, None);
         self.world.count_wait(since);
-        outcome.unwrap_or_else(|| Err(Error::internal("a wait ended before its operation")))
+        self.name(outcome.unwrap_or_else(|| Err(Error::internal("a wait ended before its operation"))))
     }
 
     /// Waits at most `limit`. `None` says that the operation is still pending; it goes on.
@@ -28,7 +37,7 @@ impl Handle {
         let since = Instant::now();
         let outcome = self.world.engine.wait(&self.completion, Some(Deadline::after(since, limit)));
         self.world.count_wait(since);
-        outcome
+        outcome.map(|outcome| self.name(outcome))
     }
 
     /// Waits until the operation has ended, and asks `go_on` about every `period` whether to wait on. When it says no,
@@ -52,7 +61,15 @@ impl Handle {
 
     /// The outcome, if the operation has ended, after lending a hand if nobody is moving it. Does not wait.
     pub fn poll(&self) -> Option<Result<()>> {
-        self.world.engine.poll(&self.completion)
+        self.world.engine.poll(&self.completion).map(|outcome| self.name(outcome))
+    }
+
+    /// The outcome with the communicator's own ranks.
+    fn name(&self, outcome: Result<()>) -> Result<()> {
+        match self.link {
+            Some(link) => outcome.map_err(|error| error.renamed(&link)),
+            None => outcome,
+        }
     }
 
     /// Gives the operation up on every rank. When this returns, its memory is the caller's again.

@@ -152,7 +152,7 @@ impl Communicator {
         world.count_operation(count * dtype.size());
         // SAFETY: the caller's promise.
         let completion = unsafe { world.engine.submit(work, detached) };
-        Ok(Handle { world: world.clone(), completion })
+        Ok(Handle { world: world.clone(), completion, link: Some([source, target]) })
     }
 
     /// The channel of messages from one rank to another under a tag, made on first use.

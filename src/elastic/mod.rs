@@ -96,6 +96,11 @@ impl Elastic {
         self.shared.lock().view.as_ref().map_or(1, |view| view.communicator.size())
     }
 
+    /// The number of the present view.
+    pub fn generation(&self) -> Generation {
+        self.shared.generation()
+    }
+
     /// Who shares the samples of the next step, as slots in rank order: the same on every rank. Give it to
     /// [`ElasticSampler::next_batch`].
     pub fn basis(&self) -> Arc<[usize]> {
@@ -110,6 +115,11 @@ impl Elastic {
     /// The views that this member has lived through.
     pub fn history(&self) -> Vec<ViewRecord> {
         self.shared.lock().history.clone()
+    }
+
+    /// How many messages of views that were over came to this member, and were dropped.
+    pub fn stale_messages(&self) -> u64 {
+        self.views.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, |views| views.stale())
     }
 
     /// Asks to leave after the step under way, as a signal would: the next step's outcome has `left` set.

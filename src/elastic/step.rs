@@ -6,6 +6,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::control::Command;
 use super::ledger::{Computed, Installed};
@@ -28,6 +29,9 @@ pub struct StepOutcome {
     pub view_changed: bool,
     /// Whether this member has left, as it was asked to. It makes no further step.
     pub left: bool,
+    /// How long the step was held up by a change of the view: from the first call that could not go on, or the agreement
+    /// to change, until the step counted or the new view was there.
+    pub held_up: Duration,
 }
 
 /// A step under construction, untyped, for bindings: see [`Elastic::step`] for the safe one.
@@ -242,11 +246,12 @@ impl Elastic {
     ) -> Result<StepOutcome> {
         let number = self.shared.lock().counted + 1;
         let mut view = begun.map_or_else(|| self.wait_for_view(Generation(0)), Ok)?;
+        let mut stuck: Option<Instant> = None;
         let first = view.generation;
         loop {
             match attempt(&view).and_then(|()| self.commit(&view, number)) {
                 Ok(wanted) if self.shared.lock().pass(view.generation, wanted) => {
-                    return self.finish(first, view, number, wanted);
+                    return self.finish(first, view, number, wanted, stuck);
                 }
                 Ok(_) => {}
                 Err(error) if self.is_lost(&view, &error) => {}
@@ -256,9 +261,10 @@ impl Elastic {
                 }
             }
             // The view is over, or about to be. The verdict comes with the next.
+            stuck.get_or_insert_with(Instant::now);
             view = self.wait_for_view(view.generation)?;
             if self.shared.lock().counted >= number {
-                return Ok(self.outcome(first, &view, number));
+                return Ok(self.outcome(first, &view, number, stuck));
             }
             let given_up = std::mem::take(&mut self.shared.lock().given_up);
             if self.keep() == Keep::Nothing || given_up {
@@ -299,26 +305,35 @@ impl Elastic {
     }
 
     /// After the commit: the change that was agreed on, if any.
-    fn finish(&self, first: Generation, view: Installed, number: u64, wanted: bool) -> Result<StepOutcome> {
+    fn finish(
+        &self,
+        first: Generation,
+        view: Installed,
+        number: u64,
+        wanted: bool,
+        stuck: Option<Instant>,
+    ) -> Result<StepOutcome> {
         if !wanted {
-            return Ok(self.outcome(first, &view, number));
+            return Ok(self.outcome(first, &view, number, stuck));
         }
+        let stuck = Some(stuck.unwrap_or_else(Instant::now));
         if self.shared.lock().leaving {
             self.leave("it was asked to go");
-            return Ok(StepOutcome { left: true, ..self.outcome(first, &view, number) });
+            return Ok(StepOutcome { left: true, ..self.outcome(first, &view, number, stuck) });
         }
         self.control.send(Command::Boundary { generation: view.generation });
         let next = self.wait_for_view(view.generation)?;
-        Ok(self.outcome(first, &next, number))
+        Ok(self.outcome(first, &next, number, stuck))
     }
 
-    fn outcome(&self, first: Generation, now: &Installed, number: u64) -> StepOutcome {
+    fn outcome(&self, first: Generation, now: &Installed, number: u64, stuck: Option<Instant>) -> StepOutcome {
         self.see(now.generation);
         let ledger = self.shared.lock();
         let (generation, contributors) =
             ledger.computed.clone().map_or((first, Arc::from([])), |of| (of.generation, of.slots));
         let (joined, view_changed) = (ledger.is_sync_due(), now.generation != first);
-        StepOutcome { step: number, generation, contributors, joined, view_changed, left: false }
+        let held_up = stuck.map_or(Duration::ZERO, |since| since.elapsed());
+        StepOutcome { step: number, generation, contributors, joined, view_changed, left: false, held_up }
     }
 
     /// Whether an error says that the view is over, or will be: then the registry has the next word. A lost rank is

@@ -18,6 +18,11 @@ impl Deadline {
         now >= self.0
     }
 
+    /// How long ago the deadline was at `now`; zero before it.
+    pub fn overdue(self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.0)
+    }
+
     /// What is left at `now`; zero once it has passed.
     pub fn remaining(self, now: Instant) -> Duration {
         self.0.saturating_duration_since(now)

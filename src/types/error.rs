@@ -23,7 +23,10 @@ pub enum Fault {
 }
 
 /// An error of a call, with the values that were compared. Cheap to clone: one failure is told to many waiters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Its `Debug` form is the same sentence as its `Display` form: it is what `fn main() -> phalanx::Result<()>`, `unwrap` and
+/// `expect` show.
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument cannot be used. Nothing was sent; the communicator is unharmed.
@@ -128,6 +131,27 @@ impl Error {
         }
     }
 
+    /// The same error with `names[rank]` for each rank: what is known by numbers of one group, in those of another.
+    pub fn renamed(mut self, names: &[usize]) -> Self {
+        let rename = |rank: &mut usize| *rank = names.get(*rank).copied().unwrap_or(*rank);
+        match &mut self {
+            Self::Mismatch { ours, theirs, .. } => {
+                rename(&mut ours.0);
+                rename(&mut theirs.0);
+            }
+            Self::PeerFailed { rank, .. } => rename(rank),
+            Self::Timeout { waiting_for, .. } => waiting_for.iter_mut().for_each(rename),
+            Self::StateDiffers { ranks } => ranks.iter_mut().for_each(rename),
+            Self::ViewChanged { .. }
+            | Self::Evicted { .. }
+            | Self::InvalidArgument { .. }
+            | Self::Closed { .. }
+            | Self::Environment { .. }
+            | Self::Internal { .. } => {}
+        }
+        self
+    }
+
     /// Whether the same call may succeed when tried again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Environment { .. } | Self::ViewChanged { .. })
@@ -198,8 +222,49 @@ impl fmt::Display for Error {
             Self::Environment { what, .. } => write!(f, "{what}"),
             Self::Internal { what } => write!(f, "defect in Phalanx: {what}"),
         }?;
-        write!(f, "; {}", self.hint())
+        match self {
+            // What was expected has been said.
+            Self::InvalidArgument { .. } => Ok(()),
+            _ => write!(f, "; {}", self.hint()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_shows_of_an_error_is_a_sentence() {
+        let error = Error::environment("only half is set: A=0, B (not set)", "set both");
+        assert_eq!(format!("{error:?}"), "only half is set: A=0, B (not set); set both");
+        let error = Error::invalid("root 7 given, but ranks are 0 to 3");
+        assert_eq!(
+            format!("{error} {error:?}"),
+            "root 7 given, but ranks are 0 to 3 root 7 given, but ranks are 0 to 3"
+        );
+        assert_eq!(error.hint(), "correct the argument");
+    }
+
+    #[test]
+    fn ranks_of_one_group_become_those_of_another() {
+        let named = |error: Error| match error.renamed(&[7, 9]) {
+            Error::PeerFailed { rank, .. } => vec![rank],
+            Error::Timeout { waiting_for, .. } => waiting_for,
+            other => panic!("{other}"),
+        };
+        let (operation, detail): (Arc<str>, Arc<str>) = ("recv".into(), "".into());
+        let failed = Error::PeerFailed { rank: 1, operation: operation.clone(), detail: detail.clone() };
+        assert_eq!(named(failed), [9]);
+        let waited = Duration::ZERO;
+        assert_eq!(named(Error::Timeout { operation, waiting_for: vec![0, 1, 2], waited, detail }), [7, 9, 2]);
+    }
+}

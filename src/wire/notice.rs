@@ -58,8 +58,10 @@ impl Notice {
                 out.u64(tag.communicator.0);
                 out.u64(tag.sequence);
                 match cause {
-                    Error::Mismatch { ours, theirs, .. } => {
+                    Error::Mismatch { sequence, ours, theirs } => {
                         out.u8(MISMATCH);
+                        // Not the tag's where a rank that learnt of it late fails a later operation for it.
+                        out.u64(*sequence);
                         for (rank, signature) in [ours, theirs] {
                             out.u32(*rank);
                             out.0.extend_from_slice(&signature.encode());
@@ -111,8 +113,9 @@ impl Notice {
                 let tag = Tag { communicator: CommunicatorId(from.u64()?), sequence: from.u64()? };
                 let cause = match from.u8()? {
                     MISMATCH => {
+                        let sequence = from.u64()?;
                         let mut side = || Some((from.u32()?, Signature::decode(&from.array()?)?));
-                        Error::Mismatch { sequence: tag.sequence, ours: side()?, theirs: side()? }
+                        Error::Mismatch { sequence, ours: side()?, theirs: side()? }
                     }
                     FAILED => Error::PeerFailed { rank: from.u32()?, operation: from.text()?, detail: from.text()? },
                     TIMEOUT => {
@@ -216,10 +219,7 @@ mod tests {
         };
         let theirs = Signature { count: 13, ..signature };
         vec![
-            Notice::Abort {
-                tag,
-                cause: Error::Mismatch { sequence: 1 << 40, ours: (1, signature), theirs: (2, theirs) },
-            },
+            Notice::Abort { tag, cause: Error::Mismatch { sequence: 7, ours: (1, signature), theirs: (2, theirs) } },
             Notice::Abort {
                 tag,
                 cause: Error::Timeout {

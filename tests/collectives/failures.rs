@@ -65,6 +65,32 @@ fn a_rank_that_vanished_before_the_first_message_is_named() {
 }
 
 #[test]
+fn a_message_names_the_rank_at_its_other_end() {
+    for kind in TRANSPORTS {
+        let gone = Barrier::new(4);
+        let outcomes = on_world(kind, 4, |comm| {
+            comm.barrier().expect("all are there");
+            let is_receiver = comm.rank() == 3;
+            let hurried = comm.with_timeout(Duration::from_millis(50));
+            let silent = is_receiver.then(|| hurried.recv(&mut [0u8; 4], 2, 1).unwrap_err());
+            gone.wait();
+            if comm.rank() == 2 {
+                testing::vanish(&comm);
+                return None;
+            }
+            let lost = is_receiver.then(|| comm.recv(&mut [0u8; 4], 2, 2).unwrap_err());
+            // In a group the lost rank has another number.
+            let group = comm.subgroup(&[3, 2]).expect("a valid list").filter(|_| is_receiver)?;
+            Some((silent?, lost?, group.recv(&mut [0u8; 4], 1, 3).unwrap_err()))
+        });
+        let Some((silent, lost, in_group)) = &outcomes[3] else { panic!("{kind}: the receiver returned nothing") };
+        assert!(matches!(silent, Error::Timeout { waiting_for, .. } if waiting_for[..] == [2]), "{kind}: {silent:?}");
+        assert!(matches!(lost, Error::PeerFailed { rank: 2, .. }), "{kind}: {lost:?}");
+        assert!(matches!(in_group, Error::PeerFailed { rank: 1, .. }), "{kind}: {in_group:?}");
+    }
+}
+
+#[test]
 fn a_silent_rank_is_named_at_the_deadline_and_learns_of_it() {
     for kind in TRANSPORTS {
         for count in COUNTS {

@@ -32,9 +32,10 @@ fn expect_mismatch(what: &str, usual: &Call, odd: &Call) {
             });
             for (rank, (told, went_on)) in errors.into_iter().enumerate() {
                 let place = format!("{what}, {kind}, rank {rank} of {size}");
-                let Some(Error::Mismatch { ours, theirs, .. }) = &told else {
+                let Some(Error::Mismatch { sequence, ours, theirs }) = &told else {
                     panic!("{place}: not told of the mismatch but {told:?}");
                 };
+                assert_eq!(*sequence, 0, "{place}: another operation's number: {told:?}");
                 assert!(ours.0 == 1 || theirs.0 == 1, "{place}: does not name rank 1: {told:?}");
                 assert_ne!(ours.1, theirs.1, "{place}");
                 assert_eq!(went_on, Ok([size as u32; 4]), "{place}: does not go on");
@@ -161,6 +162,41 @@ fn messages_of_different_lengths() {
         });
         for error in errors {
             assert!(matches!(error, Err(Error::Mismatch { .. })), "{kind}: {error:?}");
+        }
+    }
+}
+
+/// The engine numbers the two ends of a message 0 and 1; errors have the communicator's ranks.
+#[test]
+fn messages_between_ranks_that_are_neither_0_nor_1() {
+    for kind in TRANSPORTS {
+        let errors = on_world(kind, 4, |comm| match comm.rank() {
+            2 => comm.send(&[1u32; 50_000], 3, 7).err(),
+            3 => comm.start_recv(vec![0f32; 50_000], 2, 7).and_then(|pending| pending.wait()).err(),
+            _ => None,
+        });
+        for error in &errors[2..] {
+            let Some(Error::Mismatch { ours, theirs, .. }) = error else { panic!("{kind}: {error:?}") };
+            assert_eq!((ours.0.min(theirs.0), ours.0.max(theirs.0)), (2, 3), "{kind}: {error:?}");
+        }
+    }
+}
+
+/// A root that was done before the mismatch showed makes a later operation fail for it, on every rank.
+#[test]
+fn what_is_told_late_has_the_number_of_the_operation_that_differed() {
+    for kind in TRANSPORTS {
+        let errors = on_world(kind, 3, |comm| {
+            comm.barrier().expect("all are there");
+            let first = comm.broadcast(&mut [0u8; 2], comm.rank() % 2).err();
+            let later = (0..4).filter_map(|_| comm.barrier().err());
+            first.into_iter().chain(later).collect::<Vec<_>>()
+        });
+        for (rank, errors) in errors.iter().enumerate() {
+            assert!(!errors.is_empty(), "{kind}, rank {rank}: not told");
+            for error in errors {
+                assert!(matches!(error, Error::Mismatch { sequence: 1, .. }), "{kind}, rank {rank}: {error:?}");
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! `digits` are the images, `network` is the model, `training` what each rank does, `report` what a person sees.
 
+mod chaos;
 mod digest;
 mod digits;
 mod network;
@@ -35,7 +36,7 @@ pub struct Demo {
     #[arg(long, short = 'n', alias = "np-with-one-dash", visible_alias = "np", value_name = "N", value_parser = at_least(1))]
     ranks: Option<usize>,
     /// Carry everything over shm or tcp [default: the fastest there is for each pair of ranks]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = crate::cli::carrier)]
     transport: Option<TransportKind>,
     /// Sum gradients by this algorithm [default: chosen by size]
     #[arg(long, value_name = "NAME")]
@@ -49,6 +50,9 @@ pub struct Demo {
     /// Images in a training step, over all ranks
     #[arg(long, default_value_t = 64, value_parser = at_least(1))]
     batch: usize,
+    /// Kill, stop and start ranks meanwhile, at steps that the seed decides, and go on
+    #[arg(long)]
+    chaos: bool,
     /// Print the result as one JSON object in the last line
     #[arg(long)]
     json: bool,
@@ -68,6 +72,10 @@ impl Demo {
     fn renderer(&self) -> Renderer<Stdout> {
         Renderer::new(stdout(), self.json)
     }
+
+    fn renderer_without_json(&self) -> Renderer<Stdout> {
+        Renderer::new(stdout(), false)
+    }
 }
 
 impl Demo {
@@ -82,6 +90,14 @@ impl Demo {
 
 fn start_or_join(arguments: &Demo) -> Result<ExitCode, LaunchError> {
     let digits = Digits::load()?;
+    if arguments.chaos {
+        if chaos::is_member() {
+            return Ok(chaos::live(arguments, &digits)?);
+        }
+        let ranks = arguments.ranks.unwrap_or(DEFAULT_RANKS);
+        arguments.settings().check(ranks, digits.training.len())?;
+        return Ok(chaos::drive(arguments, ranks, &digits)?);
+    }
     if let Some(config) = workers::existing_world(arguments.ranks, arguments.report_to.is_some())? {
         return Ok(as_rank(arguments, &digits, config)?);
     }

@@ -138,19 +138,18 @@ impl Network {
     /// Fills `gradients` with the slope by each parameter, summed over the images, from the last layer to the first,
     /// and calls `ready` with a layer's number and gradient as soon as that layer is done: from then on the gradient
     /// can travel while the layers before it are computed. The first error of `ready` ends the pass.
-    pub fn backward<R: Real, E>(
+    pub fn backward<'g, R: Real, E>(
         &self,
         parameters: &[Vec<R>],
         images: &[R],
         activations: &Activations<R>,
         mut slopes: Vec<R>,
-        gradients: &mut [Vec<R>],
-        mut ready: impl FnMut(usize, &mut Vec<R>) -> Result<(), E>,
+        gradients: &'g mut [Vec<R>],
+        mut ready: impl FnMut(usize, &'g mut Vec<R>) -> Result<(), E>,
     ) -> Result<(), E> {
         let zero = R::from(0.0);
-        for (number, (inputs, outputs)) in self.layers().enumerate().rev() {
+        for ((number, (inputs, outputs)), gradient) in self.layers().enumerate().zip(gradients).rev() {
             let source = if number == 0 { images } else { &activations.0[number - 1] };
-            let gradient = &mut gradients[number];
             gradient.fill(zero);
             let (by_weight, by_bias) = gradient.split_at_mut(inputs * outputs);
             for (input, slope) in source.chunks_exact(inputs).zip(slopes.chunks_exact(outputs)) {

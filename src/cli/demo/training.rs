@@ -6,6 +6,7 @@
 //! are shared, so that any number of ranks walks the same path but for rounding. Every rank then takes the same step
 //! from the same weights with the same bits.
 
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use phalanx::{Call, Communicator, DataType, Error, ReduceOp, Reduction, Result};
@@ -17,7 +18,7 @@ use super::random::Random;
 use super::report::{Begin, Epoch, Message, Summary};
 
 /// Values between the layers: enough to recognise 97 of 100 digits, and three buckets to overlap.
-const WIDTHS: [usize; 4] = [PIXELS, 128, 64, CLASSES];
+pub const WIDTHS: [usize; 4] = [PIXELS, 128, 64, CLASSES];
 
 /// The first training step's rate; it falls to zero along a line. Smaller batches are noisier and get less of it, in
 /// proportion.
@@ -27,13 +28,13 @@ const LEARNING_RATE: f32 = 0.3;
 const FULL_RATE_BATCH: usize = 64;
 
 /// How much of a step's velocity is left in the next.
-const MOMENTUM: f32 = 0.9;
+pub const MOMENTUM: f32 = 0.9;
 
 /// How often a person sees the bar move.
 const REPORT_EVERY: Duration = Duration::from_millis(40);
 
 /// Streams of random numbers under one seed.
-const WEIGHTS_STREAM: u64 = 0;
+pub const WEIGHTS_STREAM: u64 = 0;
 const ORDER_STREAM: u64 = 1;
 
 /// What a user may choose.
@@ -68,6 +69,11 @@ impl Settings {
         }
         Ok(())
     }
+}
+
+/// The rate of the first training step.
+pub fn first_rate(batch: usize) -> f32 {
+    LEARNING_RATE * (batch as f32 / FULL_RATE_BATCH as f32).min(1.0)
 }
 
 /// One rank's training.
@@ -123,11 +129,13 @@ impl Trainer<'_> {
             batch,
             steps,
             epochs,
+            local_ranks: self.comm.local_size(),
+            processors: available_parallelism().map_or(1, |processors| processors.get()),
         }));
 
         let began = Instant::now();
         self.begin()?;
-        let rate = LEARNING_RATE * (batch as f32 / FULL_RATE_BATCH as f32).min(1.0);
+        let rate = first_rate(batch);
         let mut order: Vec<usize> = (0..images).collect();
         let mut random = Random::new(seed, ORDER_STREAM);
         let mut accuracy = 0.0;

@@ -46,7 +46,7 @@ pub struct Run {
     #[arg(long, value_name = "WHAT", default_value = "none")]
     bind_to: BindChoice,
     /// How data moves between ranks (PHALANX_TRANSPORT for them) [default: chosen for each pair].
-    #[arg(long, value_name = "NAME", value_parser = parse::<TransportKind>)]
+    #[arg(long, value_name = "NAME", value_parser = super::carrier)]
     transport: Option<TransportKind>,
     /// The algorithm of collectives (PHALANX_ALGORITHM for them) [default: chosen by size].
     #[arg(long, value_name = "NAME", value_parser = parse::<Algorithm>)]

@@ -35,7 +35,7 @@ pub struct Installation {
     /// This member's rank.
     pub rank: usize,
     /// All members, in the order of ranks.
-    pub members: Arc<Vec<(Slot, ProcessRecord)>>,
+    pub members: Arc<Vec<(Slot, Arc<ProcessRecord>)>>,
     /// How many steps count.
     pub counted: u64,
     /// What becomes of the step under way.
@@ -55,7 +55,7 @@ pub struct Installation {
 #[derive(Clone, Debug)]
 pub(super) struct Current {
     pub(super) generation: Generation,
-    members: Arc<Vec<(Slot, ProcessRecord)>>,
+    members: Arc<Vec<(Slot, Arc<ProcessRecord>)>>,
 }
 
 impl Current {

@@ -18,6 +18,8 @@ enum State {
 pub(super) struct Link {
     state: State,
     attempts: u32,
+    /// How many connections in a row ended before the registry had answered.
+    unanswered: u32,
     /// Since when the registry has not answered.
     away: Option<Instant>,
     /// How the last connection or attempt ended.
@@ -29,6 +31,7 @@ impl Link {
         Link {
             state: State::Waits(Deadline::after(now, Duration::ZERO)),
             attempts: 0,
+            unanswered: 0,
             away: Some(now),
             detail: String::new(),
         }
@@ -47,6 +50,10 @@ impl Link {
 
     pub(super) fn away_since(&self) -> Option<Instant> {
         self.away
+    }
+
+    pub(super) fn is_away_since(&mut self, now: Instant) {
+        self.away = Some(now);
     }
 
     pub(super) fn away(&self, now: Instant) -> Duration {
@@ -87,8 +94,9 @@ impl Member {
             self.send(ToRegistry::Report(report));
         }
         self.say_suspects();
-        if let Some((reason, _)) = self.leaving.clone() {
-            self.send(ToRegistry::Leave { reason });
+        if let Some(leaving) = &self.leaving {
+            let message = leaving.message();
+            self.send(message);
         }
     }
 
@@ -111,6 +119,11 @@ impl Member {
             self.actions.push_back(Action::Away { detail: detail.into() });
         }
         self.beat = None;
+        if self.link.is_up() && self.link.attempts > 0 {
+            // The registry is there again: that attempts failed before is no reason to wait for long.
+            self.link.unanswered = self.link.unanswered.saturating_add(1);
+            self.link.attempts = self.link.unanswered;
+        }
         self.link.state = State::Waits(Deadline::after(now, self.next_wait()));
         self.link.attempts = self.link.attempts.saturating_add(1);
     }
@@ -127,6 +140,7 @@ impl Member {
 
     pub(super) fn is_welcome(&mut self) {
         self.link.attempts = 0;
+        self.link.unanswered = 0;
         if self.link.away.take().is_some() && self.view.is_some() {
             self.actions.push_back(Action::Back);
         }

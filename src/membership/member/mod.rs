@@ -153,6 +153,20 @@ impl std::fmt::Display for Stop {
     }
 }
 
+/// A goodbye that is being said.
+#[derive(Clone, Debug)]
+struct Leaving {
+    is_done: bool,
+    reason: String,
+    until: Deadline,
+}
+
+impl Leaving {
+    fn message(&self) -> ToRegistry {
+        ToRegistry::Leave { is_done: self.is_done, reason: self.reason.clone() }
+    }
+}
+
 /// A member's state machine.
 #[derive(Clone, Debug)]
 pub struct Member {
@@ -171,7 +185,7 @@ pub struct Member {
     suspects: BTreeMap<Slot, String>,
     /// Since when it has not been able to go on without a word of the registry.
     needs_since: Option<Instant>,
-    leaving: Option<(String, Deadline)>,
+    leaving: Option<Leaving>,
     number: u64,
     progress: u64,
     beat: Option<Deadline>,
@@ -274,7 +288,8 @@ impl Member {
     }
 
     /// The engine has stopped, as [`Action::Suspend`] asked: it has passed `counted` commits, and `holds` says whether
-    /// it has entered the next one.
+    /// it has entered the next one. Not to be called when the engine was at a boundary already, nor for a view that is
+    /// over.
     pub fn handle_suspended(&mut self, now: Instant, counted: u64, holds: bool) {
         if std::mem::take(&mut self.is_suspending) {
             self.freeze(now, counted, holds, false);
@@ -305,11 +320,23 @@ impl Member {
         }
     }
 
-    /// This process is done, or was asked to go: it needs nothing more from the others. [`Action::Stop`] follows.
+    /// This process's work is done, as that of the others is about to be. [`Action::Stop`] follows.
+    pub fn finish(&mut self, now: Instant, reason: &str) {
+        self.go(now, true, reason);
+    }
+
+    /// This process was asked to go, while the others go on. It stands behind a commit and needs nothing more from them.
+    /// [`Action::Stop`] follows.
     pub fn leave(&mut self, now: Instant, reason: &str) {
+        self.go(now, false, reason);
+    }
+
+    fn go(&mut self, now: Instant, is_done: bool, reason: &str) {
         if self.leaving.is_none() && !self.is_over {
-            self.leaving = Some((reason.into(), Deadline::after(now, self.config.leave_timeout)));
-            self.send(ToRegistry::Leave { reason: reason.into() });
+            let leaving =
+                Leaving { is_done, reason: reason.into(), until: Deadline::after(now, self.config.leave_timeout) };
+            self.send(leaving.message());
+            self.leaving = Some(leaving);
         }
     }
 
@@ -338,7 +365,7 @@ impl Member {
         if self.is_over {
             return None;
         }
-        let leave = self.leaving.as_ref().map(|(_, at)| *at);
+        let leave = self.leaving.as_ref().map(|leaving| leaving.until);
         let admission = self.view.is_none().then(|| Deadline::after(self.began, self.config.patience));
         [leave, admission, self.beat, self.link.retry(), self.cut_off()].into_iter().flatten().min()
     }
@@ -349,13 +376,17 @@ impl Member {
         if self.is_over {
             return;
         }
-        if is_over(self.leaving.as_ref().map(|(_, at)| *at)) {
+        if is_over(self.leaving.as_ref().map(|leaving| leaving.until)) {
             return self.stop(Stop::Left { was_heard: false });
         }
         if self.view.is_none() && Deadline::after(self.began, self.config.patience).has_passed(now) {
             let waited = now.saturating_duration_since(self.began);
             let (was_welcome, detail) = (self.slot.is_some(), self.link.detail().to_string());
             return self.stop(Stop::NotAdmitted { waited, was_welcome, detail });
+        }
+        if self.cut_off().is_some_and(|at| at.overdue(now) >= self.interval) {
+            // It was stopped itself: the registry may have been back for long.
+            self.link.is_away_since(now);
         }
         if is_over(self.cut_off()) {
             let away = self.link.away(now);

@@ -39,8 +39,8 @@ fn view(generation: u64, counted: u64, members: Members, gone: &[Slot]) -> FromR
     })
 }
 
-fn records(slots: &[Slot]) -> Vec<(Slot, ProcessRecord)> {
-    slots.iter().map(|slot| (*slot, ProcessRecord::default())).collect()
+fn records(slots: &[Slot]) -> Vec<(Slot, std::sync::Arc<ProcessRecord>)> {
+    slots.iter().map(|slot| (*slot, std::sync::Arc::default())).collect()
 }
 
 /// The view that is to be installed: generation, rank, slots, outcome.

@@ -8,6 +8,7 @@
 //! One that is lost meanwhile is waited for no longer; that is all.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::roster::Standing;
@@ -68,7 +69,7 @@ impl Registry {
         }
         if report.counted < counted || (report.holds && report.boundary) {
             let detail = format!("it reported {report:?} when {counted} steps counted");
-            return self.lose(now, slot, Why::Defect, &detail);
+            return self.lose(slot, Why::Defect, &detail);
         }
         // It is frozen: what it says again, after a break, is the same.
         if entry.report.is_none() {
@@ -116,12 +117,12 @@ impl Registry {
         let (verdict, reason) = decide(&reports);
         if !verdict.impossible.is_empty() {
             for slot in verdict.impossible {
-                self.lose(now, slot, Why::Defect, "another passed a commit that it says it had not entered");
+                self.lose(slot, Why::Defect, "another passed a commit that it says it had not entered");
             }
             return true;
         }
         if let Some((slot, detail)) = self.worst_link(now) {
-            self.lose(now, slot, Why::Link, &detail);
+            self.lose(slot, Why::Link, &detail);
             return true;
         }
         let brings_state = |slot: Slot| self.slots.get(slot).is_some_and(|entry| !entry.is_fresh(verdict.counted));
@@ -135,7 +136,8 @@ impl Registry {
 
     /// All that go on have reported: the next view, if there are enough for one.
     fn try_publish(&mut self, now: Instant, have: usize, verdict: &Verdict, reason: String) -> bool {
-        let (min_np, max_np) = (self.config.min_np, self.config.max_np);
+        let max_np = if self.is_ending { 0 } else { self.config.max_np };
+        let min_np = if self.is_ending { 1 } else { self.config.min_np };
         let joined: Vec<Slot> =
             self.slots.newcomers().map(|(slot, _)| slot).take(max_np.saturating_sub(have)).collect();
         // Newcomers join between steps. With too few members there is no choice: the step under way is given up.
@@ -236,6 +238,10 @@ impl Registry {
         self.tell_all(old, FromRegistry::View(change));
         self.tell_all(new, FromRegistry::View(whole));
         self.note(Event::View { generation, members: order, counted, verdict, gone, joined, broken, held_up });
+        if self.slots.in_order().any(|(_, entry)| entry.standing == Standing::Left) {
+            // It left before there was this view, and is going to do nothing in it.
+            self.begin_change(now);
+        }
     }
 
     /// The view with all its members, for those that do not have the one before.
@@ -249,7 +255,7 @@ impl Registry {
         self.view_message(generation, Members::Change(self.records(joined)))
     }
 
-    fn records(&self, slots: &[Slot]) -> Vec<(Slot, ProcessRecord)> {
+    fn records(&self, slots: &[Slot]) -> Vec<(Slot, Arc<ProcessRecord>)> {
         slots.iter().filter_map(|slot| Some((*slot, self.slots.get(*slot)?.process.clone()))).collect()
     }
 
@@ -271,7 +277,7 @@ impl Registry {
         let Some(generation) = self.generation.filter(|_| self.change.is_none() && !self.is_wanted_told) else {
             return;
         };
-        if self.slots.newcomer_count() == 0 || self.slots.member_count() >= self.config.max_np {
+        if self.is_ending || self.slots.newcomer_count() == 0 || self.slots.member_count() >= self.config.max_np {
             return;
         }
         self.is_wanted_told = true;
@@ -330,8 +336,16 @@ impl Registry {
         self.finish(now, Outcome::Failed(reason));
     }
 
+    /// Hands out the state, now or when the disk is free: nobody waits for it.
+    pub(super) fn persist_soon(&mut self) {
+        self.is_unsaved = self.persisted < self.persists;
+        if !self.is_unsaved {
+            self.persist();
+        }
+    }
+
     /// Hands out the state that is, or that is about to be.
-    pub(super) fn persist(&mut self) {
+    fn persist(&mut self) {
         if let Some(state) = self.state() {
             self.persists += 1;
             self.actions.push_back(Action::Persist { number: self.persists, state });

@@ -5,10 +5,9 @@
 //! silence only where the policy says so. What is judged is judged: a member that turns out to live is told that it is
 //! out.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::roster::{Away, Entry, Standing};
+use super::roster::{Away, Standing};
 use super::timers::Timer;
 use super::{Action, Broken, Event, Registry};
 use crate::types::{Deadline, Generation};
@@ -19,60 +18,6 @@ const LONGEST_ASKING: Duration = Duration::from_secs(10);
 
 /// How many of those that are out are remembered, for the words that they are told.
 const MOST_REMEMBERED: usize = 1024;
-
-/// Which links are lost, and which were before.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Links {
-    /// In this view: who complained about whom.
-    complaints: BTreeMap<(Slot, Slot), String>,
-    /// For each pair: how often in a row a view was made for it, and when last.
-    history: BTreeMap<(Slot, Slot), (u32, Instant)>,
-    /// How often each was complained about, and when last.
-    counts: BTreeMap<Slot, (u32, Instant)>,
-}
-
-fn pair(one: Slot, other: Slot) -> (Slot, Slot) {
-    (one.min(other), one.max(other))
-}
-
-impl Links {
-    fn is_suspected(&self, slot: Slot) -> bool {
-        self.complaints.keys().any(|(_, other)| *other == slot)
-    }
-
-    /// The pairs with a lost link.
-    pub(super) fn pairs(&self) -> Vec<(Slot, Slot)> {
-        let mut pairs: Vec<_> = self.complaints.keys().map(|(one, other)| pair(*one, *other)).collect();
-        pairs.sort_unstable();
-        pairs.dedup();
-        pairs
-    }
-
-    /// The next view begins: its links are made anew.
-    pub(super) fn settle(&mut self, now: Instant, window: Duration, broken: &[(Slot, Slot)]) {
-        self.complaints.clear();
-        self.history.retain(|_, (_, last)| now.saturating_duration_since(*last) <= window);
-        self.counts.retain(|_, (_, last)| now.saturating_duration_since(*last) <= window);
-        for pair in broken {
-            let (count, last) = self.history.entry(*pair).or_insert((0, now));
-            *count += 1;
-            *last = now;
-        }
-    }
-
-    /// For how many views in a row a pair's link has been lost, this one included.
-    fn count(&self, now: Instant, window: Duration, pair: (Slot, Slot)) -> u32 {
-        1 + self
-            .history
-            .get(&pair)
-            .filter(|(_, last)| now.saturating_duration_since(*last) <= window)
-            .map_or(0, |(count, _)| *count)
-    }
-
-    fn complained(&self, slot: Slot) -> u32 {
-        self.counts.get(&slot).map_or(0, |(count, _)| *count)
-    }
-}
 
 impl Registry {
     /// A process gave a sign of life.
@@ -90,6 +35,18 @@ impl Registry {
             entry.advanced = now;
             entry.is_named = false;
         }
+    }
+
+    /// The registry itself has been late: it was stopped, or its machine was. What members said meanwhile has not been
+    /// heard yet, so their silence proves nothing.
+    pub(super) fn excuse(&mut self, now: Instant) {
+        for slot in self.slots.iter().map(|(slot, _)| slot).collect::<Vec<_>>() {
+            self.hear(now, slot);
+        }
+        let soon = Deadline::after(now, self.config.heartbeat_interval());
+        self.timers.put_off(now, soon, |timer| {
+            matches!(timer, Timer::Silence(_) | Timer::Away(_) | Timer::Exit(_) | Timer::Link(..) | Timer::Overdue)
+        });
     }
 
     /// Begins to watch for silence.
@@ -113,7 +70,7 @@ impl Registry {
         }
         if limit.is_some_and(|limit| quiet >= limit) {
             let detail = format!("no sign of life for {:.1} s though its host answers", quiet.as_secs_f64());
-            return self.lose(now, slot, Why::Silent, &detail);
+            return self.lose(slot, Why::Silent, &detail);
         }
         // Its host's answer, or the lack of one, tells a stopped process from a host that is gone.
         let asking = (quiet / 2).clamp(interval, LONGEST_ASKING.max(interval));
@@ -135,88 +92,27 @@ impl Registry {
         }
     }
 
-    /// A member lost its link to another.
-    pub(super) fn hear_suspicion(&mut self, now: Instant, generation: Generation, by: Slot, of: Slot, detail: &str) {
-        let is_member = |slot| self.slots.get(slot).is_some_and(Entry::is_member);
-        if Some(generation) != self.generation || self.publication.is_some() || !is_member(by) || by == of {
-            self.ignored += 1;
-            return;
-        }
-        let Some(other) = self.slots.get(of) else {
-            self.ignored += 1;
-            return;
-        };
-        match other.standing {
-            Standing::Newcomer | Standing::Gone => self.ignored += 1,
-            // Somebody needs it: the next view is without it.
-            Standing::Left => self.begin_change(now),
-            Standing::Member => {
-                if self.links.complaints.insert((by, of), detail.into()).is_some() {
-                    return;
-                }
-                let window = self.config.link_window;
-                let (count, last) = self.links.counts.entry(of).or_insert((0, now));
-                *count = if now.saturating_duration_since(*last) <= window { *count + 1 } else { 1 };
-                *last = now;
-                let both = match (&other.exited, &other.away) {
-                    (Some(how), _) => Some((Why::Exited, how.clone())),
-                    (None, Some(away)) if away.why == Why::Closed => Some((Why::Closed, away.detail.clone())),
-                    _ => None,
-                };
-                if let Some((why, seen)) = both {
-                    let detail = format!("{seen}, and slot {by} lost its link to it: {detail}");
-                    return self.lose(now, of, why, &detail);
-                }
-                let (one, other) = pair(by, of);
-                let at = Deadline::after(now, self.config.heartbeat_limit);
-                self.timers.set_if_earlier(Timer::Link(one, other), at);
-            }
-        }
-    }
-
-    /// Nothing else explains why two members lost their link: both live. The next view has it made again.
-    pub(super) fn link_is_broken(&mut self, now: Instant, _one: Slot, _other: Slot) {
-        if self.generation.is_some() && self.publication.is_none() {
-            self.begin_change(now);
-        }
-    }
-
-    /// Of two members that lost their link once too often, the one to go, and why.
-    pub(super) fn worst_link(&self, now: Instant) -> Option<(Slot, String)> {
-        let is_member = |slot: Slot| self.slots.get(slot).is_some_and(Entry::is_member);
-        let (window, limit) = (self.config.link_window, self.config.link_limit);
-        self.links
-            .pairs()
-            .into_iter()
-            .filter(|(one, other)| is_member(*one) && is_member(*other))
-            .find(|pair| self.links.count(now, window, *pair) >= limit)
-            .map(|(one, other)| {
-                let is_one = self.links.complained(one) > self.links.complained(other);
-                let (goes, stays) = if is_one { (one, other) } else { (other, one) };
-                (goes, format!("it and slot {stays} lost their link {limit} times in a row, and it was complained about {} times", self.links.complained(goes)))
-            })
-    }
-
     /// A member said goodbye.
-    pub(super) fn hear_leave(&mut self, now: Instant, slot: Slot, reason: String) {
+    pub(super) fn hear_leave(&mut self, slot: Slot, is_done: bool, reason: String) {
         let Some(entry) = self.slots.get_mut(slot) else { return };
         match entry.standing {
             Standing::Newcomer => {
                 self.tell_slot(slot, FromRegistry::Goodbye);
-                if self.publication.as_ref().is_some_and(|publication| publication.order.contains(&slot)) {
-                    self.lose(now, slot, Why::Left, &reason);
+                if self.is_published(slot) {
+                    self.lose(slot, Why::Left, &reason);
                 } else {
                     self.forget(slot, &reason);
                 }
             }
             Standing::Member => {
                 entry.report = None;
+                self.is_ending |= is_done;
                 self.slots.set_standing(slot, Standing::Left);
                 self.timers.clear(Timer::Silence(slot));
                 self.awaits_no_more(slot);
                 self.tell_slot(slot, FromRegistry::Goodbye);
                 self.note(Event::Left { slot, reason });
-                self.persist();
+                self.persist_soon();
             }
             Standing::Left => self.tell_slot(slot, FromRegistry::Goodbye),
             Standing::Gone => self.ignored += 1,
@@ -225,25 +121,21 @@ impl Registry {
 
     /// A process's connection ended.
     pub(super) fn hear_broken(&mut self, now: Instant, slot: Slot, how: Broken, detail: &str) {
-        let is_suspected = self.links.is_suspected(slot);
+        let is_suspected = self.links.is_suspected(now, slot, self.config.heartbeat_interval());
+        let is_published = self.is_published(slot);
         let Some(entry) = self.slots.get_mut(slot) else { return };
         match entry.standing {
             Standing::Left | Standing::Gone => {}
-            Standing::Newcomer => {
-                if self.publication.as_ref().is_some_and(|publication| publication.order.contains(&slot)) {
-                    self.lose(now, slot, Why::Closed, detail);
-                } else {
-                    self.forget(slot, detail);
-                }
-            }
-            Standing::Member => {
+            // If it comes back it waits anew; nobody has heard of it.
+            Standing::Newcomer if !is_published => self.forget(slot, detail),
+            Standing::Newcomer | Standing::Member => {
                 if let Some(how) = entry.exited.clone() {
-                    return self.lose(now, slot, Why::Exited, &how);
+                    return self.lose(slot, Why::Exited, &how);
                 }
                 match how {
-                    Broken::Unreachable => self.lose(now, slot, Why::Unreachable, detail),
+                    Broken::Unreachable => self.lose(slot, Why::Unreachable, detail),
                     Broken::Closed if is_suspected || self.config.close_grace.is_zero() => {
-                        self.lose(now, slot, Why::Closed, detail);
+                        self.lose(slot, Why::Closed, detail);
                     }
                     Broken::Closed => {
                         entry.away = Some(Away { detail: detail.into(), why: Why::Closed });
@@ -255,9 +147,14 @@ impl Registry {
         }
     }
 
-    pub(super) fn away_is_over(&mut self, now: Instant, slot: Slot) {
+    /// Whether a process is in the view that is on its way to the disk.
+    fn is_published(&self, slot: Slot) -> bool {
+        self.publication.as_ref().is_some_and(|publication| publication.order.contains(&slot))
+    }
+
+    pub(super) fn away_is_over(&mut self, slot: Slot) {
         let Some(away) = self.slots.get(slot).and_then(|entry| entry.away.clone()) else { return };
-        self.lose(now, slot, away.why, &away.detail);
+        self.lose(slot, away.why, &away.detail);
     }
 
     /// The launcher saw a process end.
@@ -266,7 +163,7 @@ impl Registry {
         match entry.standing {
             Standing::Left | Standing::Gone => {}
             Standing::Newcomer | Standing::Member if entry.connection.is_none() => {
-                self.lose(now, slot, Why::Exited, how);
+                self.lose(slot, Why::Exited, how);
             }
             // Its goodbye may still be on its way: the end of its connection comes behind it.
             Standing::Newcomer | Standing::Member => {
@@ -276,14 +173,14 @@ impl Registry {
         }
     }
 
-    pub(super) fn exit_is_over(&mut self, now: Instant, slot: Slot) {
+    pub(super) fn exit_is_over(&mut self, slot: Slot) {
         let Some(how) = self.slots.get(slot).and_then(|entry| entry.exited.clone()) else { return };
-        self.lose(now, slot, Why::Exited, &how);
+        self.lose(slot, Why::Exited, &how);
     }
 
     /// A process is out. A member goes with the next view; one that waited is forgotten.
-    pub(super) fn lose(&mut self, now: Instant, slot: Slot, why: Why, detail: &str) {
-        let is_published = self.publication.as_ref().is_some_and(|publication| publication.order.contains(&slot));
+    pub(super) fn lose(&mut self, slot: Slot, why: Why, detail: &str) {
+        let is_published = self.is_published(slot);
         let Some(entry) = self.slots.get_mut(slot) else { return };
         if entry.standing == Standing::Gone {
             return;

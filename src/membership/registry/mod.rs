@@ -28,6 +28,7 @@ mod change;
 mod config;
 mod evidence;
 mod first;
+mod links;
 mod persistence;
 mod registration;
 mod roster;
@@ -46,7 +47,7 @@ pub use persistence::{State, StoredMember};
 use crate::types::{Deadline, Generation};
 use crate::wire::registry::{FromRegistry, Gone, ProcessRecord, Slot, ToRegistry, Token, Whom, Why};
 use change::{Change, Publication};
-use evidence::Links;
+use links::Links;
 use roster::{Slots, Standing};
 use timers::{Timer, Timers};
 
@@ -68,7 +69,7 @@ pub enum Action {
         /// Which.
         connection: Connection,
     },
-    /// Make a state durable, in place of the one before, then call [`Registry::handle_persisted`].
+    /// Make a state durable, in place of the one before and in this order, then call [`Registry::handle_persisted`].
     Persist {
         /// To be given back.
         number: u64,
@@ -208,12 +209,19 @@ pub struct Registry {
     /// What the last view said about the one before it, for those that hear of it late.
     last_gone: Vec<Gone>,
     last_broken: Vec<(Slot, Slot)>,
+    /// A member said that its work is done: that of the others is about to be. Nobody joins any more, and nobody waits for
+    /// more members.
+    is_ending: bool,
     /// Whether the members of this view were told that a change is wanted.
     is_wanted_told: bool,
     links: Links,
     /// Who is out for good, for the words that they are told.
     out: BTreeMap<Slot, String>,
+    /// How many states were handed out, and how many are durable.
     persists: u64,
+    persisted: u64,
+    /// Whether something that is worth keeping waits for the disk to be free.
+    is_unsaved: bool,
     ignored: u64,
     timers: Timers,
     actions: VecDeque<Action>,
@@ -238,10 +246,13 @@ impl Registry {
             publication: None,
             last_gone: Vec::new(),
             last_broken: Vec::new(),
+            is_ending: false,
             is_wanted_told: false,
             links: Links::default(),
             out: BTreeMap::new(),
             persists: 0,
+            persisted: 0,
+            is_unsaved: false,
             ignored: 0,
             timers: Timers::default(),
             actions: VecDeque::new(),
@@ -296,7 +307,7 @@ impl Registry {
                 self.tell(connection, FromRegistry::Status(status));
             }
             ToRegistry::Evict { whom, reason } => self.handle_evict_request(now, connection, whom, &reason),
-            message => match self.slots.of_connection(connection) {
+            message => match self.slots.of_connection(connection).filter(|_| self.outcome.is_none()) {
                 None => self.ignored += 1,
                 Some(slot) => {
                     // The most frequent message changes nothing; with thousands of members that matters.
@@ -319,7 +330,7 @@ impl Registry {
                 self.hear_suspicion(now, generation, slot, other, &detail);
             }
             ToRegistry::Report(report) => self.hear_report(now, slot, report),
-            ToRegistry::Leave { reason } => self.hear_leave(now, slot, reason),
+            ToRegistry::Leave { is_done, reason } => self.hear_leave(slot, is_done, reason),
             _ => self.ignored += 1,
         }
     }
@@ -328,7 +339,9 @@ impl Registry {
     pub fn handle_closed(&mut self, now: Instant, connection: Connection, how: Broken, detail: &str) {
         if let Some(slot) = self.slots.of_connection(connection) {
             self.slots.unbind(slot);
-            self.hear_broken(now, slot, how, detail);
+            if self.outcome.is_none() {
+                self.hear_broken(now, slot, how, detail);
+            }
         }
         self.advance(now);
     }
@@ -344,8 +357,10 @@ impl Registry {
                 .find(|(_, entry)| entry.process.pid == *pid && entry.process.host == *host)
                 .map(|(slot, _)| slot),
         }?;
-        self.hear_exit(now, slot, how);
-        self.advance(now);
+        if self.outcome.is_none() {
+            self.hear_exit(now, slot, how);
+            self.advance(now);
+        }
         Some(slot)
     }
 
@@ -355,10 +370,10 @@ impl Registry {
             Whom::Slot(slot) => slot,
             Whom::Rank(rank) => self.slots.order.get(rank).copied()?,
         };
-        if self.slots.get(slot).is_none_or(|entry| entry.standing == Standing::Gone) {
+        if self.outcome.is_some() || self.slots.get(slot).is_none_or(|entry| entry.standing == Standing::Gone) {
             return None;
         }
-        self.lose(now, slot, Why::Evicted, reason);
+        self.lose(slot, Why::Evicted, reason);
         self.advance(now);
         Some(slot)
     }
@@ -370,20 +385,27 @@ impl Registry {
 
     /// The state with this number, and with it all before, is durable.
     pub fn handle_persisted(&mut self, now: Instant, number: u64) {
+        self.persisted = self.persisted.max(number);
         if self.publication.as_ref().is_some_and(|publication| publication.number <= number) {
             self.install(now);
+        }
+        if self.is_unsaved {
+            self.persist_soon();
         }
         self.advance(now);
     }
 
     /// Time passed.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if self.timers.next().is_some_and(|next| next.overdue(now) >= self.config.heartbeat_interval()) {
+            self.excuse(now);
+        }
         while let Some(timer) = self.timers.pop_due(now) {
             match timer {
                 Timer::Start => self.start_is_over(now),
                 Timer::Silence(slot) => self.look_at_silence(now, slot),
-                Timer::Away(slot) => self.away_is_over(now, slot),
-                Timer::Exit(slot) => self.exit_is_over(now, slot),
+                Timer::Away(slot) => self.away_is_over(slot),
+                Timer::Exit(slot) => self.exit_is_over(slot),
                 Timer::Link(one, other) => self.link_is_broken(now, one, other),
                 Timer::Overdue => self.name_overdue(now),
                 Timer::Elastic => self.elastic_is_over(now),

@@ -40,6 +40,8 @@ pub struct State {
     pub counted: u64,
     /// How often the view has changed.
     pub changes: u64,
+    /// Whether a member has said that its work is done.
+    pub is_ending: bool,
     /// The lowest slot that no view has used.
     pub next_slot: Slot,
     /// The members, in the order of ranks.
@@ -62,6 +64,7 @@ impl State {
         for number in [self.generation.0, self.counted, self.changes] {
             out.extend(number.to_le_bytes());
         }
+        out.push(u8::from(self.is_ending));
         put_u32(&mut out, self.next_slot);
         put_u32(&mut out, self.members.len());
         for member in &self.members {
@@ -104,6 +107,7 @@ impl State {
             generation: Generation(input.u64()?),
             counted: input.u64()?,
             changes: input.u64()?,
+            is_ending: input.bool()?,
             next_slot: input.u32()?,
             members: input.list(MAX_MEMBERS, stored_member)?,
             gone: input.list(2 * MAX_MEMBERS, wire::gone)?,
@@ -133,9 +137,10 @@ impl Registry {
             let mut entry = Entry::new(now, token, process, None);
             entry.joined = joined;
             if !has_left {
-                let why = Why::Missing;
-                entry.away =
-                    Some(Away { detail: "it did not come back after the registry was started again".into(), why });
+                entry.away = Some(Away {
+                    detail: "it did not come back after the registry was restarted".into(),
+                    why: Why::Missing,
+                });
                 registry.timers.set(Timer::Away(slot), Deadline::after(now, registry.config.restart_grace));
                 registry.awaited.insert(slot);
             }
@@ -148,6 +153,7 @@ impl Registry {
         registry.generation = Some(state.generation);
         registry.counted = state.counted;
         registry.changes = state.changes;
+        registry.is_ending = state.is_ending;
         registry.next_slot = state.next_slot;
         registry.last_gone = state.gone;
         registry.last_broken = state.broken;
@@ -173,7 +179,7 @@ impl Registry {
             Some(StoredMember {
                 slot: *slot,
                 token: entry.token,
-                process: entry.process.clone(),
+                process: ProcessRecord::clone(&entry.process),
                 joined,
                 has_left: entry.standing == Standing::Left,
             })
@@ -182,6 +188,7 @@ impl Registry {
             generation,
             counted,
             changes: self.changes,
+            is_ending: self.is_ending,
             next_slot: self.next_slot,
             members: members.collect(),
             gone: gone.clone(),
@@ -206,6 +213,7 @@ mod tests {
             generation: Generation(9),
             counted: 100,
             changes: 8,
+            is_ending: true,
             next_slot: 12,
             members: vec![member(0, None, false), member(3, Some(50), true), member(11, Some(0), false)],
             gone: vec![Gone { slot: 1, why: Why::Exited, detail: "killed".into() }],

@@ -1,5 +1,6 @@
 //! Processes come, come back, and go before they were members.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::roster::{Entry, Standing};
@@ -70,7 +71,7 @@ impl Registry {
         entry.away = None;
         entry.heard = now;
         entry.asked = None;
-        entry.process = register.process.clone();
+        entry.process = Arc::new(register.process.clone());
         self.timers.clear(Timer::Away(slot));
         if let Some(before) = self.slots.bind(slot, connection) {
             self.actions.push_back(Action::Close { connection: before });

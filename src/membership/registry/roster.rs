@@ -1,6 +1,7 @@
 //! The slots: who registered, over which connection, and where each stands.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Connection;
@@ -32,7 +33,7 @@ pub(super) struct Away {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) token: Token,
-    pub(super) process: ProcessRecord,
+    pub(super) process: Arc<ProcessRecord>,
     /// Whether the launcher wished for this slot.
     pub(super) is_wished: bool,
     /// Changed by [`Slots::set_standing`] alone.
@@ -60,7 +61,7 @@ impl Entry {
     pub(super) fn new(now: Instant, token: Token, process: ProcessRecord, connection: Option<Connection>) -> Self {
         Entry {
             token,
-            process,
+            process: Arc::new(process),
             is_wished: false,
             standing: Standing::Newcomer,
             connection,

@@ -71,6 +71,14 @@ impl Timers {
         Some(timer)
     }
 
+    /// Has the timers that are due and that `which` chooses fire at `at` instead.
+    pub(super) fn put_off(&mut self, now: Instant, at: Deadline, which: impl Fn(Timer) -> bool) {
+        let due = self.queue.iter().take_while(|(set, _)| set.has_passed(now)).map(|(_, timer)| *timer);
+        for timer in due.filter(|timer| which(*timer)).collect::<Vec<_>>() {
+            self.set(timer, at);
+        }
+    }
+
     pub(super) fn clear_all(&mut self) {
         *self = Self::default();
     }

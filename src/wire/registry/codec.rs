@@ -1,5 +1,7 @@
 //! The messages byte for byte.
 
+use std::sync::Arc;
+
 use super::{
     Condition, FromRegistry, Gone, MAX_ADDRESSES, MAX_HOST, MAX_MEMBERS, MAX_TEXT, Malformed, MemberStatus, Members,
     Phase, ProcessRecord, Register, Report, Resume, Status, ToRegistry, ViewMessage, Whom, Why,
@@ -81,8 +83,9 @@ impl ToRegistry {
                 out.push(u8::from(*holds));
                 out.push(u8::from(*boundary));
             }
-            ToRegistry::Leave { reason } => {
+            ToRegistry::Leave { is_done, reason } => {
                 out.push(LEAVE);
+                out.push(u8::from(*is_done));
                 put_text(out, reason, MAX_TEXT);
             }
             ToRegistry::StatusRequest => out.push(STATUS_REQUEST),
@@ -127,7 +130,7 @@ impl ToRegistry {
                 holds: input.bool()?,
                 boundary: input.bool()?,
             }),
-            LEAVE => ToRegistry::Leave { reason: input.text(MAX_TEXT)? },
+            LEAVE => ToRegistry::Leave { is_done: input.bool()?, reason: input.text(MAX_TEXT)? },
             STATUS_REQUEST => ToRegistry::StatusRequest,
             EVICT => {
                 let whom = if input.bool()? { Whom::Rank(input.u32()?) } else { Whom::Slot(input.u32()?) };
@@ -311,7 +314,7 @@ fn put_view(out: &mut Vec<u8>, view: &ViewMessage) {
 fn view(input: &mut Input<'_>) -> Result<ViewMessage, Malformed> {
     let (generation, counted) = (generation(input)?, input.u64()?);
     let is_change = input.bool()?;
-    let members = input.list(MAX_MEMBERS, |input| Ok((input.u32()?, process(input)?)))?;
+    let members = input.list(MAX_MEMBERS, |input| Ok((input.u32()?, Arc::new(process(input)?))))?;
     Ok(ViewMessage {
         generation,
         counted,
@@ -355,7 +358,7 @@ fn status(input: &mut Input<'_>) -> Result<Status, Malformed> {
             Ok(MemberStatus {
                 slot: input.u32()?,
                 rank: option(input, Input::u32)?,
-                process: process(input)?,
+                process: Arc::new(process(input)?),
                 condition: one_of(input, &Condition::ALL)?,
                 quiet: input.millis()?,
                 progress: input.u64()?,

@@ -26,6 +26,7 @@ mod status;
 mod tests;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use super::fields::{Frames, Malformed};
@@ -144,8 +145,11 @@ pub enum ToRegistry {
     },
     /// It has stopped: as it was told to, or at a boundary.
     Report(Report),
-    /// It is done, or asked to go. From now on the end of its connection is no failure.
+    /// It goes. From now on the end of its connection is no failure.
     Leave {
+        /// Whether its work is done, as that of the others is about to be; otherwise it was asked to go, and the others
+        /// go on.
+        is_done: bool,
         /// Why.
         reason: String,
     },
@@ -233,9 +237,9 @@ impl fmt::Display for Gone {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Members {
     /// All, in the order of ranks.
-    All(Vec<(Slot, ProcessRecord)>),
+    All(Vec<(Slot, Arc<ProcessRecord>)>),
     /// Those of the view before without the gone ones, in their order, and these after them.
-    Change(Vec<(Slot, ProcessRecord)>),
+    Change(Vec<(Slot, Arc<ProcessRecord>)>),
 }
 
 /// A view, and the verdict on the step that was under way.

@@ -1,5 +1,6 @@
 //! How an elastic job is, as its registry tells operators.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{ProcessRecord, Slot};
@@ -77,7 +78,7 @@ pub struct MemberStatus {
     /// Its rank in the view; none for one that waits.
     pub rank: Option<usize>,
     /// Its process.
-    pub process: ProcessRecord,
+    pub process: Arc<ProcessRecord>,
     /// How it is.
     pub condition: Condition,
     /// Since when it has given no sign of life.

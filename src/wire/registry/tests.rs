@@ -44,7 +44,7 @@ fn to_registry() -> impl Strategy<Value = ToRegistry> {
         (generation(), any::<(u64, bool, bool)>()).prop_map(|(generation, (counted, holds, boundary))| {
             ToRegistry::Report(Report { generation, counted, holds, boundary })
         }),
-        TEXT.prop_map(|reason| ToRegistry::Leave { reason }),
+        (any::<bool>(), TEXT).prop_map(|(is_done, reason)| ToRegistry::Leave { is_done, reason }),
         Just(ToRegistry::StatusRequest),
         (any::<bool>(), slot(), TEXT).prop_map(|(is_rank, number, reason)| ToRegistry::Evict {
             whom: if is_rank { Whom::Rank(number) } else { Whom::Slot(number) },
@@ -60,7 +60,7 @@ fn gone() -> impl Strategy<Value = Gone> {
 fn view() -> impl Strategy<Value = ViewMessage> {
     (
         (generation(), any::<u64>(), any::<bool>()),
-        prop::collection::vec((slot(), process()), 0..4),
+        prop::collection::vec((slot(), process().prop_map(Arc::new)), 0..4),
         prop::collection::vec(gone(), 0..4),
         prop::collection::vec((slot(), slot()), 0..4),
         prop::collection::vec(slot(), 0..4),
@@ -78,7 +78,7 @@ fn view() -> impl Strategy<Value = ViewMessage> {
 fn status() -> impl Strategy<Value = Status> {
     let member =
         (
-            (slot(), prop::option::of(slot()), process()),
+            (slot(), prop::option::of(slot()), process().prop_map(Arc::new)),
             (prop::sample::select(&Condition::ALL[..]), millis(), any::<u64>(), millis(), any::<bool>()),
         )
             .prop_map(|((slot, rank, process), (condition, quiet, progress, idle, has_reported))| {
@@ -185,9 +185,9 @@ proptest! {
 
 #[test]
 fn texts_are_cut_to_fit_and_cannot_move_the_cursor() {
-    let frame = ToRegistry::Leave { reason: "ä\u{1b}[2J".repeat(500) }.encode();
+    let frame = ToRegistry::Leave { is_done: true, reason: "ä\u{1b}[2J".repeat(500) }.encode();
     assert!(frame.len() - 4 <= MAX_REQUEST_FRAME);
-    let Ok(ToRegistry::Leave { reason }) = ToRegistry::decode(&frame[4..]) else { panic!("not a leave") };
+    let Ok(ToRegistry::Leave { reason, .. }) = ToRegistry::decode(&frame[4..]) else { panic!("not a leave") };
     assert!(reason.len() <= MAX_TEXT && reason.starts_with("ä [2J"), "{reason}");
 }
 
@@ -210,7 +210,7 @@ fn the_longest_view_keeps_within_the_limit() {
     let view = |count: usize| ViewMessage {
         generation: Generation(1),
         counted: 1,
-        members: Members::All(vec![(1, process.clone()); count]),
+        members: Members::All(vec![(1, Arc::new(process.clone())); count]),
         gone: vec![Gone { slot: 1, why: Why::Left, detail: "d".repeat(MAX_TEXT) }; count],
         broken: vec![(1, 2); count],
         newcomers: vec![1; count],

@@ -1,0 +1,50 @@
+//! Many seeds, the mistakes that the checks are to find, and one large cluster.
+
+use std::time::Instant;
+
+use super::bugs::Bug;
+use super::plan::Plan;
+use super::world::{Figures, World};
+
+/// How many seeds a run of the tests covers.
+const SEEDS: u64 = 20_000;
+
+fn run(seed: u64, bug: Bug, is_told: bool) -> Result<Figures, String> {
+    World::new(Instant::now(), seed, Plan::of(seed), bug, is_told).run()
+}
+
+#[test]
+fn whatever_happens_there_is_one_view_and_one_verdict() {
+    if let Ok(seed) = std::env::var("PHALANX_SEED") {
+        let seed = seed.parse().expect("PHALANX_SEED is a number");
+        println!("{:#?}", Plan::of(seed));
+        let figures = run(seed, Bug::None, true).expect("a sound run");
+        return println!("{figures:?}");
+    }
+    let seeds = std::env::var("PHALANX_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(SEEDS);
+    let mut sum = Figures::default();
+    let mut failures = Vec::new();
+    for seed in 0..seeds {
+        match run(seed, Bug::None, false) {
+            Ok(figures) => {
+                sum.events += figures.events;
+                sum.views += figures.views;
+                sum.steps += figures.steps;
+                sum.time += figures.time;
+            }
+            Err(failure) => failures.push(format!("PHALANX_SEED={seed}: {failure}")),
+        }
+    }
+    println!("{seeds} seeds: {sum:?}");
+    assert!(failures.is_empty(), "{} seeds fail:\n{}", failures.len(), failures[..failures.len().min(20)].join("\n"));
+}
+
+#[test]
+fn known_mistakes_are_caught() {
+    for bug in Bug::ALL {
+        let caught = (0..SEEDS).find_map(|seed| run(seed, bug, false).err().map(|failure| (seed, failure)));
+        let Some((seed, failure)) = caught else { panic!("{bug:?} is not caught") };
+        println!("{bug:?}: seed {seed}: {failure}");
+        assert!(run(seed, Bug::None, false).is_ok(), "seed {seed} fails without {bug:?}, too");
+    }
+}

@@ -1,0 +1,575 @@
+//! The event loop of a run, and the faults that strike in it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::bugs::Bug;
+use super::checks::Checks;
+use super::judge::Judge;
+use super::network::{Barriers, Connection, End, Partition};
+use super::plan::{Fault, Plan, Point, SECOND, Strike, Time};
+use super::process::Process;
+use super::random::Random;
+use super::tally::Tally;
+use super::work::{Place, StageKey, Stages};
+use crate::membership::registry::{Broken, Registry, State};
+use crate::types::Deadline;
+use crate::wire::registry::{FromRegistry, Slot, ToRegistry, Token, Whom};
+
+/// What happens next.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    ToRegistry(usize, ToRegistry),
+    ToMember(usize, Rc<FromRegistry>),
+    BrokenAtMember(usize),
+    BrokenAtRegistry(usize, Broken),
+    Dialled { process: usize, dial: u32, is_blocked: bool },
+    WakeMember(usize),
+    WakeRegistry(u32),
+    Persisted { incarnation: u32, number: u64, state: Box<State> },
+    Exited(usize),
+    Freeze { process: usize, epoch: u32, told: (u64, bool) },
+    Worked { process: usize, epoch: u32 },
+    Complete { process: usize, key: StageKey },
+    LinkLost { process: usize, other: usize, generation: u64 },
+    LookAtLink { process: usize, other: usize, generation: u64 },
+    LookAtControl { connection: usize },
+    Continue(usize),
+    Crash(usize),
+    RegistryStarts(u32),
+    RegistryContinues,
+    Spawn,
+    Fault(Fault),
+    Strike(Strike, Option<usize>),
+    Look,
+}
+
+/// How a run went.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Figures {
+    pub(super) events: u64,
+    pub(super) views: usize,
+    pub(super) steps: u64,
+    pub(super) time: Time,
+}
+
+/// A cluster.
+pub(super) struct World {
+    pub(super) plan: Plan,
+    pub(super) bug: Bug,
+    pub(super) random: Random,
+    base: Instant,
+    pub(super) now: Time,
+    queue: BinaryHeap<Reverse<Item>>,
+    sequence: u64,
+    pub(super) processes: Vec<Process>,
+    pub(super) by_token: BTreeMap<Token, usize>,
+    pub(super) by_slot: BTreeMap<Slot, usize>,
+    pub(super) connections: Vec<Connection>,
+    pub(super) barriers: Barriers,
+    pub(super) judge: Judge,
+    pub(super) stages: Stages,
+    pub(super) checks: Checks,
+    /// When the disk has written all it was given.
+    pub(super) disk_free: Time,
+    /// When a registry that died had its last state written.
+    pub(super) disk_stops: Time,
+    /// What was on the disk before the last state, for the mistake that needs it.
+    pub(super) stored_before: Option<State>,
+    pub(super) tally: Option<Tally>,
+    is_told: bool,
+    /// How many steps counted when the faults had stopped and all were in one view.
+    steady: Option<(u64, u64)>,
+}
+
+struct Item {
+    at: Time,
+    sequence: u64,
+    event: Event,
+}
+
+impl PartialEq for Item {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.sequence) == (other.at, other.sequence)
+    }
+}
+
+impl Eq for Item {}
+
+impl PartialOrd for Item {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Item {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.sequence).cmp(&(other.at, other.sequence))
+    }
+}
+
+impl World {
+    /// The cluster of a plan. `base` is when it begins; `is_told` has it print what happens.
+    pub(super) fn new(base: Instant, seed: u64, plan: Plan, bug: Bug, is_told: bool) -> Self {
+        let registry = Registry::new(base, plan.config.clone());
+        World {
+            random: Random::new(seed),
+            plan,
+            bug,
+            base,
+            now: 0,
+            queue: BinaryHeap::new(),
+            sequence: 0,
+            processes: Vec::new(),
+            by_token: BTreeMap::new(),
+            by_slot: BTreeMap::new(),
+            connections: Vec::new(),
+            barriers: Barriers::default(),
+            judge: Judge::new(registry),
+            stages: Stages::default(),
+            checks: Checks::default(),
+            disk_free: 0,
+            disk_stops: 0,
+            stored_before: None,
+            tally: None,
+            is_told,
+            steady: None,
+        }
+    }
+
+    pub(super) fn instant(&self) -> Instant {
+        self.base + Duration::from_micros(self.now)
+    }
+
+    pub(super) fn trace(&self, what: impl FnOnce() -> String) {
+        if self.is_told {
+            println!("{:>12.6} {}", self.now as f64 / SECOND as f64, what());
+        }
+    }
+
+    pub(super) fn schedule(&mut self, delay: Time, event: Event) {
+        self.schedule_at(self.now + delay, event);
+    }
+
+    pub(super) fn schedule_at(&mut self, at: Time, event: Event) {
+        self.sequence += 1;
+        self.queue.push(Reverse(Item { at: at.max(self.now), sequence: self.sequence, event }));
+    }
+
+    /// A deadline as virtual time, if it is earlier than the wake-up that is set.
+    pub(super) fn earlier(&self, deadline: Option<Deadline>, set: Option<Time>) -> Option<Time> {
+        let remaining = deadline?.remaining(self.instant());
+        // Rounded up: whoever wakes too early has to wake again.
+        let at = self.now + remaining.as_nanos().div_ceil(1000) as Time;
+        set.is_none_or(|set| at < set).then_some(at)
+    }
+
+    /// Runs until all that live agree again and work, or have ended. The error says what is wrong.
+    pub(super) fn run(&mut self) -> Result<Figures, String> {
+        for wish in 0..self.plan.np {
+            self.spawn(Some(wish));
+        }
+        for (at, fault) in self.plan.faults.clone() {
+            self.schedule_at(at, Event::Fault(fault));
+        }
+        self.drain_registry();
+        self.schedule(SECOND, Event::Look);
+        let steps = self.plan.last_step.unwrap_or(0);
+        let patience = 100 * SECOND + 6 * self.limit() + 2 * steps * self.plan.work.1;
+        let mut figures = Figures::default();
+        while let Some(Reverse(Item { at, event, .. })) = self.queue.pop() {
+            self.now = at;
+            figures.events += 1;
+            if matches!(event, Event::Look) {
+                if self.is_settled() {
+                    break;
+                }
+                if at > self.plan.quiet + patience {
+                    let why = self.unsettled();
+                    self.checks.fail(format!("{} s after the last fault: {why}", patience / SECOND));
+                }
+                let pause = if at > self.plan.quiet { self.plan.work.1.max(SECOND / 5) } else { SECOND };
+                self.schedule(pause, Event::Look);
+            } else {
+                self.happens(event);
+            }
+            if let Some(failure) = self.checks.failure.take() {
+                return Err(format!("at {:.6} s: {failure}", at as f64 / SECOND as f64));
+            }
+        }
+        figures.views = self.checks.views();
+        figures.steps = self.checks.counted();
+        figures.time = self.now;
+        Ok(figures)
+    }
+
+    fn happens(&mut self, event: Event) {
+        if let Some(process) = self.concerns(&event)
+            && self.processes[process].paused_until.is_some()
+        {
+            return self.processes[process].inbox.push(event);
+        }
+        if self.judge.paused_until.is_some()
+            && matches!(
+                event,
+                Event::ToRegistry(..)
+                    | Event::BrokenAtRegistry(..)
+                    | Event::WakeRegistry(_)
+                    | Event::Persisted { .. }
+                    | Event::Exited(_)
+            )
+        {
+            return self.judge.inbox.push(event);
+        }
+        match event {
+            Event::ToRegistry(connection, message) => self.arrives_at_registry(connection, message),
+            Event::ToMember(connection, message) => self.arrives_at_member(connection, message),
+            Event::BrokenAtMember(connection) => self.breaks_at_member(connection),
+            Event::BrokenAtRegistry(connection, how) => self.breaks_at_registry(connection, how),
+            Event::Dialled { process, dial, is_blocked } => self.dialled(process, dial, is_blocked),
+            Event::WakeMember(process) => self.member_wakes(process),
+            Event::WakeRegistry(incarnation) => self.registry_wakes(incarnation),
+            Event::Persisted { incarnation, number, state } => {
+                if self.bug == Bug::DiskLosesLast {
+                    self.stored_before = self.checks.disk().cloned();
+                }
+                self.is_persisted(incarnation, number, *state);
+            }
+            Event::Exited(process) => self.launcher_sees(process),
+            Event::Freeze { process, epoch, told } => self.freezes(process, epoch, told),
+            Event::Worked { process, epoch } => self.enters(process, epoch),
+            Event::Complete { process, key } => self.completes(process, key),
+            Event::LinkLost { process, other, generation } => self.link_lost(process, other, generation),
+            Event::LookAtLink { process, other, generation } => self.look_at_link(process, other, generation),
+            Event::LookAtControl { connection } => self.look_at_control(connection),
+            Event::Continue(process) => self.continues(process),
+            Event::Crash(process) => self.end_process(process, false),
+            Event::RegistryStarts(incarnation) => self.registry_starts(incarnation),
+            Event::RegistryContinues => self.registry_continues(),
+            Event::Spawn => _ = self.spawn(None),
+            Event::Fault(fault) => self.strikes(fault),
+            Event::Strike(strike, actor) => self.strikes_at_point(strike, actor),
+            Event::Look => {}
+        }
+    }
+
+    /// The process that an event waits for while it is stopped.
+    fn concerns(&self, event: &Event) -> Option<usize> {
+        match event {
+            Event::ToMember(connection, _) | Event::BrokenAtMember(connection) => {
+                Some(self.connections[*connection].process)
+            }
+            Event::Dialled { process, .. }
+            | Event::WakeMember(process)
+            | Event::Freeze { process, .. }
+            | Event::Worked { process, .. }
+            | Event::Complete { process, .. }
+            | Event::LinkLost { process, .. }
+            | Event::LookAtLink { process, .. } => Some(*process),
+            _ => None,
+        }
+    }
+
+    /// A point of the protocol is passed, by a process or by the registry.
+    pub(super) fn passes(&mut self, point: Point, actor: Option<usize>) {
+        if self.plan.traps.is_empty() {
+            return;
+        }
+        let mut struck = Vec::new();
+        self.plan.traps.retain_mut(|trap| {
+            if trap.point != point {
+                return true;
+            }
+            if trap.turn == 0 {
+                struck.push(trap.strike);
+                return false;
+            }
+            trap.turn -= 1;
+            true
+        });
+        for strike in struck {
+            let delay = if self.random.chance(50) { 0 } else { self.random.below(3 * self.plan.delay.1) };
+            self.schedule(delay, Event::Strike(strike, actor));
+            let length = match strike {
+                Strike::Pause(length) | Strike::CrashRegistry(length) => length,
+                Strike::Crash | Strike::CrashOther | Strike::Break => 0,
+            };
+            self.plan.quiet = self.plan.quiet.max(self.now + delay + length);
+            self.steady = None;
+        }
+    }
+
+    fn strikes_at_point(&mut self, strike: Strike, actor: Option<usize>) {
+        self.trace(|| format!("strike: {strike:?} by {actor:?}"));
+        let actor = match actor {
+            Some(actor) => Some(actor),
+            None => self.victim(|process| process.is_alive),
+        };
+        let Some(actor) = actor else { return };
+        match strike {
+            Strike::Crash => self.crash(actor, false),
+            Strike::CrashOther => {
+                let others: Vec<usize> =
+                    (0..self.processes.len()).filter(|it| *it != actor && self.processes[*it].is_alive).collect();
+                if !others.is_empty() {
+                    let other = self.random.pick(&others);
+                    self.crash(other, false);
+                }
+            }
+            Strike::Pause(length) => self.pause(actor, length),
+            Strike::Break => self.break_control(actor),
+            Strike::CrashRegistry(length) => self.registry_dies(false, length),
+        }
+    }
+
+    fn crash(&mut self, victim: usize, has_vanished: bool) {
+        self.trace(|| format!("process {victim} dies"));
+        self.processes[victim].is_touched = true;
+        self.end_process(victim, has_vanished);
+    }
+
+    fn pause(&mut self, victim: usize, length: Time) {
+        let process = &mut self.processes[victim];
+        if process.is_alive && process.paused_until.is_none() {
+            process.is_touched = true;
+            process.paused_until = Some(self.now + length);
+            self.trace(|| format!("process {victim} is stopped"));
+            self.schedule(length, Event::Continue(victim));
+        }
+    }
+
+    fn break_control(&mut self, victim: usize) {
+        self.trace(|| format!("the connection of process {victim} breaks"));
+        let cuts_links = |fault: &Fault| matches!(fault, Fault::Partition(_) | Fault::BadLink(_) | Fault::BreakLink);
+        let is_back_in_time = !self.plan.faults.iter().any(|(_, fault)| cuts_links(fault))
+            && self.plan.config.close_grace >= Duration::from_millis(500)
+            && self.plan.delay.1 * if self.plan.slow_messages > 0 { 20 } else { 1 } < SECOND / 20;
+        self.processes[victim].is_touched |= !is_back_in_time;
+        if let Some(connection) = self.processes[victim].connection {
+            self.break_connection(connection);
+        }
+    }
+
+    /// One of the processes for which `fits` holds.
+    fn victim(&mut self, fits: impl Fn(&Process) -> bool) -> Option<usize> {
+        let victims: Vec<usize> = (0..self.processes.len()).filter(|number| fits(&self.processes[*number])).collect();
+        (!victims.is_empty()).then(|| self.random.pick(&victims))
+    }
+
+    fn strikes(&mut self, fault: Fault) {
+        let alive = |process: &Process| process.is_alive;
+        self.trace(|| format!("fault: {fault:?}"));
+        match fault {
+            Fault::Crash | Fault::Vanish => {
+                let Some(victim) = self.victim(alive) else { return };
+                self.crash(victim, fault == Fault::Vanish);
+            }
+            Fault::Pause(length) => {
+                let Some(victim) = self.victim(|process| process.is_alive && process.paused_until.is_none()) else {
+                    return;
+                };
+                self.pause(victim, length);
+            }
+            Fault::BreakControl => {
+                let Some(victim) = self.victim(|process| process.is_alive && process.connection.is_some()) else {
+                    return;
+                };
+                self.break_control(victim);
+            }
+            Fault::BreakLink | Fault::BadLink(_) => self.strikes_link(fault),
+            Fault::Partition(length) | Fault::HideRegistry(length) => {
+                let share = self.random.between(1, 60);
+                let mut is_far: Vec<bool> = self.processes.iter().map(|_| self.random.chance(share)).collect();
+                if let Some(victim) = self.victim(alive) {
+                    is_far[victim] = true;
+                }
+                self.trace(|| format!("cut off: {:?}", (0..is_far.len()).filter(|at| is_far[*at]).collect::<Vec<_>>()));
+                let cuts_links = matches!(fault, Fault::Partition(_));
+                let partition = Partition { is_far, until: self.now + length, cuts_links, cuts_registry: true };
+                self.cut(partition);
+            }
+            Fault::CrashRegistry(length) => self.registry_dies(false, length),
+            Fault::VanishRegistry(length) => self.registry_dies(true, length),
+            Fault::PauseRegistry(length) => self.registry_pauses(length),
+            Fault::Spawn => _ = self.spawn(None),
+            Fault::SpawnAndCrash(length) => {
+                let process = self.spawn(None);
+                self.processes[process].is_touched = true;
+                self.schedule(length, Event::Crash(process));
+            }
+            Fault::Leave => {
+                let Some(victim) = self.victim(|process| process.is_alive && !process.is_leaving) else { return };
+                self.processes[victim].is_leaving = true;
+                self.processes[victim].is_touched = true;
+                self.trace(|| format!("process {victim} is asked to go"));
+                if self.processes[victim].engine.generation == 0 {
+                    self.processes[victim].has_said_goodbye = true;
+                    self.with_member(victim, |member, now| member.leave(now, "it was asked to go"));
+                }
+            }
+            Fault::Evict => {
+                let Some(victim) = self.victim(|process| process.is_alive && process.engine.generation > 0) else {
+                    return;
+                };
+                let Some(slot) = self.processes[victim].member.slot() else { return };
+                self.processes[victim].is_touched = true;
+                self.with_registry(|registry, now| _ = registry.evict(now, Whom::Slot(slot), "an operator said so"));
+            }
+            Fault::Slow(length) => {
+                if let Some(victim) = self.victim(alive) {
+                    self.processes[victim].engine.delay = length;
+                }
+            }
+        }
+    }
+
+    fn strikes_link(&mut self, fault: Fault) {
+        let works = |process: &Process| process.is_alive && process.engine.place != Place::Nowhere;
+        let Some(one) = self.victim(works) else { return };
+        let members = self.processes[one].engine.members.clone();
+        let others: Vec<usize> =
+            members.into_iter().filter(|other| *other != one && works(&self.processes[*other])).collect();
+        if others.is_empty() {
+            return;
+        }
+        let other = self.random.pick(&others);
+        self.trace(|| format!("the link between processes {one} and {other} breaks"));
+        self.processes[one].is_touched = true;
+        self.processes[other].is_touched = true;
+        match fault {
+            Fault::BadLink(length) => {
+                self.barriers.add_bad_link(one, other, self.now + length);
+                self.watch_links(one);
+                self.watch_links(other);
+            }
+            _ => {
+                let generation = self.processes[one].engine.generation;
+                let delay = self.delay();
+                self.schedule(delay, Event::LinkLost { process: one, other, generation });
+                // The other end may see nothing of it.
+                if self.random.chance(60) {
+                    let delay = self.delay();
+                    self.schedule(delay, Event::LinkLost { process: other, other: one, generation });
+                }
+            }
+        }
+    }
+
+    fn cut(&mut self, partition: Partition) {
+        for (process, is_far) in self.processes.iter_mut().zip(&partition.is_far) {
+            process.is_touched |= is_far;
+        }
+        // Who complains about whom decides who goes when links break again and again: then nobody is sure to stay.
+        let cuts = |fault: &Fault| matches!(fault, Fault::Partition(_) | Fault::BadLink(_) | Fault::BreakLink);
+        if self.plan.faults.iter().filter(|(_, fault)| cuts(fault)).count() >= 3 {
+            self.processes.iter_mut().for_each(|process| process.is_touched = true);
+        }
+        let is_far = partition.is_far.clone();
+        let cuts_links = partition.cuts_links;
+        self.barriers.add(partition);
+        let limit = self.limit();
+        for number in 0..is_far.len() {
+            if !self.processes[number].is_alive {
+                continue;
+            }
+            if cuts_links {
+                self.watch_links(number);
+            }
+            if is_far[number]
+                && let Some(connection) = self.processes[number].connection
+            {
+                let delay = self.random.between(limit / 2, limit + limit / 4);
+                self.schedule(delay, Event::LookAtControl { connection });
+            }
+        }
+    }
+
+    /// The ends of a connection give it up, if they still cannot reach each other.
+    fn look_at_control(&mut self, connection: usize) {
+        let process = self.connections[connection].process;
+        if self.barriers.blocked(self.now, End::Process(process), End::Registry).is_some() {
+            self.connections[connection].is_cut = true;
+            let (one, other) = (self.random.below(self.limit()), self.random.below(self.limit()));
+            self.schedule(one / 4, Event::BrokenAtMember(connection));
+            self.schedule(other / 4, Event::BrokenAtRegistry(connection, Broken::Unreachable));
+        }
+    }
+
+    fn continues(&mut self, process: usize) {
+        if self.processes[process].paused_until.take().is_none() {
+            return;
+        }
+        self.trace(|| format!("process {process} continues"));
+        let inbox = std::mem::take(&mut self.processes[process].inbox);
+        for event in inbox {
+            self.schedule(0, event);
+        }
+    }
+
+    /// Whether all that live are in one view and count steps, or have ended.
+    fn is_settled(&mut self) -> bool {
+        if self.now <= self.plan.quiet {
+            return false;
+        }
+        if self.processes.iter().all(|process| !process.is_alive) {
+            return true;
+        }
+        if self.plan.last_step.is_some() || self.unsettled_reason().is_some() {
+            self.steady = None;
+            return false;
+        }
+        let generation = self.judge.registry.as_ref().and_then(Registry::generation).map_or(0, |current| current.0);
+        let members = self.processes.iter().filter(|process| process.is_alive && process.engine.generation > 0);
+        let counted = members.map(|process| process.engine.counted).min().unwrap_or(0);
+        match self.steady {
+            Some((before, since)) if before == generation => counted >= since + 2,
+            _ => {
+                self.steady = Some((generation, counted));
+                self.stages.forget_before(generation);
+                false
+            }
+        }
+    }
+
+    fn unsettled_reason(&self) -> Option<String> {
+        let Some(registry) = &self.judge.registry else { return Some("there is no registry".into()) };
+        if let Some(outcome) = registry.outcome() {
+            let process = self.processes.iter().position(|process| process.is_alive)?;
+            return Some(format!("the job is over ({outcome:?}), and process {process} is not"));
+        }
+        let generation = registry.generation().map_or(0, |generation| generation.0);
+        let free = self.plan.config.max_np.saturating_sub(registry.members().len());
+        let mut waiting = 0;
+        for (number, process) in self.processes.iter().enumerate().filter(|(_, process)| process.is_alive) {
+            if process.engine.generation == 0 {
+                waiting += 1;
+            } else if process.engine.generation != generation || process.engine.place == Place::Frozen {
+                let Process { engine, .. } = process;
+                return Some(format!(
+                    "process {number} is {:?} in generation {} after {} steps, the registry at {generation}",
+                    engine.place, engine.generation, engine.counted
+                ));
+            }
+        }
+        (waiting > 0 && free > 0).then(|| format!("{waiting} processes wait, and there is room for {free}"))
+    }
+
+    fn unsettled(&self) -> String {
+        let reason = self.unsettled_reason().unwrap_or_else(|| "no step counts".into());
+        let status = self.judge.registry.as_ref().map(|registry| registry.status(self.instant()));
+        let waits_for = status.map(|status| format!("{} ({})", status.phase.name(), status.waits_for));
+        self.trace(|| {
+            let members = self.processes.iter().enumerate().filter(|(_, process)| process.is_alive);
+            let members = members.map(|(number, process)| {
+                let Process { engine, connection, .. } = process;
+                let stage = engine.stage().and_then(|key| self.stages.0.get(&key));
+                let lacks = stage.map(|stage| (stage.entered.len(), stage.lost.contains(&number)));
+                format!("{number} {:?} {connection:?} {:?} {lacks:?}", engine.place, engine.down)
+            });
+            members.collect::<Vec<_>>().join("\n")
+        });
+        format!("{reason}; the registry is {}", waits_for.unwrap_or_else(|| "away".into()))
+    }
+}
