@@ -222,11 +222,7 @@ impl Driver {
                         return None;
                     }
                 }
-                Heard::Registry(Event::Registered { slot, who }) => {
-                    if let Some(pid) = who.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()) {
-                        self.slots.push((slot, pid));
-                    }
-                }
+                Heard::Registry(Event::Registered { slot, process }) => self.slots.push((slot, process.pid)),
                 Heard::Registry(Event::View { generation, members, .. }) => {
                     (self.generation, self.members) = (generation.0, members);
                 }

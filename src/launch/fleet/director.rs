@@ -39,7 +39,7 @@ pub(in crate::launch) struct FleetDirector<'a> {
     /// Of workers that run, the process and its host's identity.
     processes: BTreeMap<usize, Process>,
     /// Who registered, and is not known to be a worker yet.
-    strangers: Vec<(Slot, ProcessRecord)>,
+    strangers: Vec<(Slot, Arc<ProcessRecord>)>,
     hosts: Option<Asked>,
 }
 

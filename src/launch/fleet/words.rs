@@ -96,7 +96,7 @@ pub(in crate::launch) fn news(event: &Event, is_first: bool) -> (u8, String) {
         Event::Forgotten { slot, detail } => (VERBOSE, format!("slot {slot} is gone before it was a member: {detail}")),
         Event::Away { slot, detail } => (VERBOSE, format!("slot {slot} lost its connection: {detail}")),
         Event::Named { slot, detail } => (NORMAL, format!("slot {slot}: {detail}")),
-        Event::Left { slot, reason } => (VERBOSE, format!("slot {slot} said goodbye: {reason}")),
+        Event::Left { slot, reason, .. } => (VERBOSE, format!("slot {slot} said goodbye: {reason}")),
         Event::Lost(gone) => (NORMAL, format!("{}: it is out", self::gone(gone))),
         Event::Waiting { have, need } => {
             let are = if *have == 1 { "is" } else { "are" };

@@ -39,6 +39,7 @@ mod timers;
 pub mod verdict;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use config::RegistryConfig;
@@ -88,7 +89,7 @@ pub enum Event {
         /// Its slot.
         slot: Slot,
         /// Which process.
-        process: ProcessRecord,
+        process: Arc<ProcessRecord>,
     },
     /// A process that waited for a view is gone.
     Forgotten {
@@ -103,6 +104,8 @@ pub enum Event {
     Left {
         /// Its slot.
         slot: Slot,
+        /// Whether its work is done; otherwise it was asked to go.
+        is_done: bool,
         /// Its reason.
         reason: String,
     },

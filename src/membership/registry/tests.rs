@@ -164,7 +164,7 @@ fn a_newcomer_has_the_slot_that_it_wishes_if_nobody_had_it() {
     let mut slot_of = |number: usize, wish| {
         bench.say(number as u64, register(number, wish, None));
         match bench.events.last() {
-            Some(Event::Registered { slot, process: who }) if *who == process(number) => *slot,
+            Some(Event::Registered { slot, process: who }) if **who == process(number) => *slot,
             other => panic!("{other:?}"),
         }
     };

@@ -40,9 +40,9 @@ impl Fleet {
             Event::Registered { .. } | Event::Away { .. } | Event::Named { .. } | Event::Waiting { .. } => {}
             Event::Ended(Outcome::Failed(_)) => {}
             Event::Forgotten { slot, .. } => self.set_standing(*slot, Standing::Unknown),
-            Event::Left { slot, reason } => {
+            Event::Left { slot, is_done, .. } => {
                 self.set_standing(*slot, Standing::Left);
-                if reason == "done" {
+                if *is_done {
                     self.wind_up();
                 }
             }

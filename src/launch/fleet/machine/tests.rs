@@ -90,7 +90,7 @@ impl Bench {
     fn register(&mut self, worker: usize, slot: Slot) {
         let process = ProcessRecord { pid: 100 + worker as u32, ..ProcessRecord::default() };
         self.fleet.handle_registered(worker, slot);
-        self.fleet.handle_news(self.now, &News::Registered { slot, process });
+        self.fleet.handle_news(self.now, &News::Registered { slot, process: process.into() });
     }
 
     fn news(&mut self, news: News) {
@@ -130,7 +130,7 @@ impl Bench {
     }
 
     fn leave(&mut self, slot: Slot) {
-        self.news(News::Left { slot, reason: "done".into() });
+        self.news(News::Left { slot, is_done: true, reason: "done".into() });
     }
 
     fn pass(&mut self, length: Duration) {
