@@ -88,7 +88,13 @@ fn quiet(settings: &Settings) -> Result<()> {
     for bytes in [8, 1 << 20, 25 << 20] {
         let (input, mut output) = (vec![1f32; bytes / 4], vec![0f32; bytes / 4]);
         let mut in_place = input.clone();
-        let rounds = if bytes < 1 << 16 { 2000 } else if bytes < 1 << 22 { 200 } else { 30 };
+        let rounds = if bytes < 1 << 16 {
+            2000
+        } else if bytes < 1 << 22 {
+            200
+        } else {
+            30
+        };
         let mut times = [Vec::new(), Vec::new(), Vec::new()];
         for _ in 0..rounds {
             comm.barrier()?;
@@ -222,11 +228,7 @@ impl Driver {
                         return None;
                     }
                 }
-                Heard::Registry(Event::Registered { slot, who }) => {
-                    if let Some(pid) = who.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()) {
-                        self.slots.push((slot, pid));
-                    }
-                }
+                Heard::Registry(Event::Registered { slot, process }) => self.slots.push((slot, process.pid)),
                 Heard::Registry(Event::View { generation, members, .. }) => {
                     (self.generation, self.members) = (generation.0, members);
                 }

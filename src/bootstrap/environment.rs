@@ -298,6 +298,15 @@ fn claim_of_group(variables: &Variables, group: &Group) -> Result<Option<Claim>>
 
 /// A rendezvous or a local rank without a rank is half a world, not a world of one.
 fn nothing_half_said(variables: &Variables) -> Result<()> {
+    if variables.get(variables::REGISTRY.name).is_some() {
+        return Err(Error::environment(
+            format!(
+                "{} says that this job is elastic: it has no fixed ranks and size",
+                variables.show(variables::REGISTRY.name)
+            ),
+            "join it with phalanx::elastic::join (phalanx.elastic in Python), or start a job with a fixed number of ranks",
+        ));
+    }
     let lonely = [variables::RENDEZVOUS, variables::RENDEZVOUS_HOSTED, variables::LOCAL_RANK, variables::LOCAL_SIZE];
     match lonely.iter().find(|variable| variables.get(variable.name).is_some()) {
         None => Ok(()),

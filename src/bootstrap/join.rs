@@ -13,6 +13,7 @@ use super::publication::{self, Publication};
 use super::server::{Bind, Options, RendezvousServer};
 use super::{file, key, local, variables};
 use crate::membership::Roster;
+use crate::sys::HostIdentity;
 use crate::transport::listen::ListenAddresses;
 use crate::types::{Deadline, Error, Generation, Result};
 use crate::wire::handshake::JobKey;
@@ -30,7 +31,12 @@ pub struct Introduction {
 impl Introduction {
     /// That of a member that can be reached at `addresses`.
     pub fn new(addresses: &ListenAddresses) -> Self {
-        Introduction { addresses: addresses.encode(), host: format!("{:?}", addresses.host).into_bytes() }
+        Introduction { addresses: addresses.encode(), host: Self::host_bytes(&addresses.host) }
+    }
+
+    /// A host's identity in the form in which members tell it.
+    pub fn host_bytes(host: &HostIdentity) -> Vec<u8> {
+        format!("{host:?}").into_bytes()
     }
 }
 

@@ -31,6 +31,7 @@ pub use config::Config;
 pub use environment::{Launch, MAX_SIZE, Rendezvous, launch};
 pub(crate) use join::host_name;
 pub use join::{Introduction, join};
+pub(crate) use key::given as given_key;
 pub use key::new_key;
 pub(crate) use key::{given, random};
 pub use launchers::{Launcher, foreign_variables};

@@ -44,7 +44,7 @@ declare! {
         default "the launcher's, or 0 when nothing suggests a world", example "0";
     SIZE = "PHALANX_SIZE", "How many ranks there are. Goes with PHALANX_RANK.",
         default "the launcher's, or 1 when nothing suggests a world", example "4";
-    LOCAL_RANK = "PHALANX_LOCAL_RANK", "This process's number among the ranks of its host. Goes with PHALANX_LOCAL_SIZE.",
+    LOCAL_RANK = "PHALANX_LOCAL_RANK", "This process's number among the ranks of its host. Goes with PHALANX_LOCAL_SIZE, except in an elastic job, where it is told to the program and not read.",
         default "the launcher's, or found when the ranks meet", example "0";
     LOCAL_SIZE = "PHALANX_LOCAL_SIZE", "How many ranks this host has. Equal to PHALANX_SIZE means that all share one host.",
         default "the launcher's, or found when the ranks meet", example "4";
@@ -61,7 +61,7 @@ declare! {
         default "rank0", example "launcher";
     REGISTRY = "PHALANX_REGISTRY", "Where the registry of an elastic job listens: host:port, or unix:@name. Stands in place of rank, size and rendezvous.",
         default "the job is not elastic", example "node1:29500";
-    SLOT = "PHALANX_SLOT", "Which rank this process is to have in the first view of an elastic job.",
+    SLOT = "PHALANX_SLOT", "Which rank this process is to have in the first view of an elastic job; later, which number.",
         default "in the order in which they come", example "0";
     #[secret = true]
     KEY = "PHALANX_KEY", "The job's key: 64 hexadecimal digits, the same for all ranks. Needed to meet over a network.",

@@ -12,9 +12,9 @@ pub struct Guard {
     /// The descriptor of the socket to the launcher.
     #[arg(long)]
     control: i32,
-    /// The worker's rank.
+    /// What the worker is called.
     #[arg(long)]
-    rank: usize,
+    name: String,
     /// How long descendants that outlive the worker may take to end, in milliseconds.
     #[arg(long)]
     grace_ms: u64,
@@ -34,7 +34,7 @@ impl Guard {
     pub fn run(self) -> ExitCode {
         let options = GuardOptions {
             control: self.control,
-            rank: self.rank,
+            name: self.name.clone(),
             grace: Duration::from_millis(self.grace_ms),
             cpus: self.cpus,
             files: self.files,
@@ -43,7 +43,7 @@ impl Guard {
         match guard(&options) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("phalanx: the guard of rank {} cannot work: {error}", self.rank);
+                eprintln!("phalanx: the guard of worker {} cannot work: {error}", self.name);
                 ExitCode::FAILURE
             }
         }

@@ -6,6 +6,8 @@ mod doctor;
 mod explain;
 mod guard;
 mod logging;
+mod operate;
+mod registry;
 mod run;
 mod workers;
 
@@ -31,6 +33,9 @@ enum Command {
     Explain(explain::Explain),
     Bench(bench::Bench),
     Demo(demo::Demo),
+    Registry(Box<registry::Registry>),
+    Status(operate::Status),
+    Evict(operate::Evict),
     #[command(hide = true)]
     Guard(guard::Guard),
 }
@@ -48,6 +53,9 @@ pub fn main() -> ExitCode {
         Command::Explain(explain) => explain.run(),
         Command::Bench(bench) => bench.run(),
         Command::Demo(demo) => demo.run(),
+        Command::Registry(registry) => registry.run(),
+        Command::Status(status) => status.run(),
+        Command::Evict(evict) => evict.run(),
         Command::Guard(guard) => guard.run(),
     }
 }

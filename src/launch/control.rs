@@ -5,6 +5,7 @@
 //! | launcher to guard | meaning |
 //! |---|---|
 //! | `signal N` | send signal N to the worker's process group |
+//! | `ask N` | send signal N to the worker alone |
 //! | `kill` | end the whole tree now |
 //! | end of the stream | the launcher is gone: the same as `kill` |
 //!
@@ -23,6 +24,8 @@ use super::signal::Signal;
 pub enum Order {
     /// Send this signal to the worker's process group.
     Signal(Signal),
+    /// Send this signal to the worker alone: it is to finish what it does, for which it may need those it started.
+    Ask(Signal),
     /// End the whole tree now.
     Kill,
 }
@@ -87,6 +90,7 @@ impl Order {
     pub fn encode(self) -> String {
         match self {
             Self::Signal(signal) => format!("signal {}\n", signal.0),
+            Self::Ask(signal) => format!("ask {}\n", signal.0),
             Self::Kill => "kill\n".into(),
         }
     }
@@ -96,6 +100,7 @@ impl Order {
         let mut words = line.split(' ');
         let order = match words.next()? {
             "signal" => Self::Signal(Signal(words.next()?.parse().ok()?)),
+            "ask" => Self::Ask(Signal(words.next()?.parse().ok()?)),
             "kill" => Self::Kill,
             _ => return None,
         };
@@ -167,7 +172,7 @@ mod tests {
 
     #[test]
     fn messages_survive_the_way() {
-        for order in [Order::Signal(Signal::TERM), Order::Kill] {
+        for order in [Order::Signal(Signal::TERM), Order::Ask(Signal::TERM), Order::Kill] {
             assert_eq!(Order::decode(order.encode().trim_end()), Some(order));
         }
         for report in [
@@ -182,7 +187,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_message_is_not_taken_for_one() {
-        for line in ["", "signal", "signal x", "kill now", "started", "exited 256 1", "exited 3", "failed 2 3"] {
+        for line in ["", "signal", "signal x", "ask", "kill now", "started", "exited 256 1", "exited 3", "failed 2 3"] {
             assert_eq!(Order::decode(line), None, "{line}");
             assert_eq!(Report::decode(line), None, "{line}");
         }

@@ -21,8 +21,12 @@ pub enum Compat {
 pub struct JobEnvironment {
     /// Where the ranks meet, as `host:port`.
     pub rendezvous: Option<String>,
+    /// Where the registry of an elastic job listens.
+    pub registry: Option<String>,
     /// The job's key.
     pub key: Option<String>,
+    /// The file that holds the key, where the user gave one.
+    pub key_file: Option<String>,
     /// Variables the user sets.
     pub set: Vec<(OsString, OsString)>,
     /// Other launchers' names that are set too.
@@ -46,6 +50,8 @@ pub const CONTRADICTING: &[&str] = &[
     "PHALANX_JOB",
     "PHALANX_RENDEZVOUS",
     "PHALANX_RENDEZVOUS_HOSTED",
+    "PHALANX_REGISTRY",
+    "PHALANX_SLOT",
     "PHALANX_KEY",
     "PHALANX_KEY_FILE",
     "OMPI_COMM_WORLD_*",
@@ -89,6 +95,7 @@ pub const CONTRADICTING: &[&str] = &[
     "HOROVOD_LOCAL_SIZE",
     "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE",
+    "HOROVOD_ELASTIC",
     "HOROVOD_HOSTNAME",
     "HOROVOD_CONTROLLER",
     "HOROVOD_CPU_OPERATIONS",
@@ -176,16 +183,50 @@ impl JobEnvironment {
                 put("MASTER_PORT", port.to_string());
             }
         }
-        // Without this, each of the ranks of a host would start a thread for every processor of it.
-        if place.local_size > 1 && !inherited("OMP_NUM_THREADS") {
-            put("OMP_NUM_THREADS", (self.cores / place.local_size).max(1).to_string());
+        self.put_common(&mut set, place.local_size, inherited);
+        set
+    }
+
+    /// What is set for one worker of an elastic job, which finds its rank through the registry. `wish` is the slot that
+    /// it is to have; its host has so many slots.
+    pub fn elastic_settings(
+        &self,
+        local_rank: usize,
+        slots: usize,
+        wish: Option<usize>,
+        inherited: impl Fn(&str) -> bool,
+    ) -> BTreeMap<OsString, OsString> {
+        let mut set = BTreeMap::new();
+        let mut put = |name: &str, value: String| set.insert(name.into(), value.into());
+        let texts =
+            [("PHALANX_REGISTRY", &self.registry), ("PHALANX_KEY", &self.key), ("PHALANX_KEY_FILE", &self.key_file)];
+        for (name, value) in texts {
+            if let Some(value) = value {
+                put(name, value.clone());
+            }
+        }
+        if let Some(wish) = wish {
+            put("PHALANX_SLOT", wish.to_string());
+        }
+        // Which of its host's devices is for it does not change while it lives.
+        put("PHALANX_LOCAL_RANK", local_rank.to_string());
+        if self.compat.contains(&Compat::Horovod) {
+            put("HOROVOD_ELASTIC", "1".into());
+        }
+        self.put_common(&mut set, slots, inherited);
+        set
+    }
+
+    fn put_common(&self, set: &mut BTreeMap<OsString, OsString>, sharers: usize, inherited: impl Fn(&str) -> bool) {
+        // Without this, each of the workers of a host would start a thread for every processor of it.
+        if sharers > 1 && !inherited("OMP_NUM_THREADS") {
+            set.insert("OMP_NUM_THREADS".into(), (self.cores / sharers).max(1).to_string().into());
         }
         // Python holds back what it writes to a pipe: lines would come late, and the last ones of a killed rank never.
         if !inherited("PYTHONUNBUFFERED") {
-            put("PYTHONUNBUFFERED", "1".into());
+            set.insert("PYTHONUNBUFFERED".into(), "1".into());
         }
         set.extend(self.set.iter().cloned());
-        set
     }
 }
 
@@ -224,6 +265,39 @@ mod tests {
         }
         assert_eq!(get(&set, "RANK"), None);
         assert_eq!(get(&set, "HOROVOD_RANK"), None);
+    }
+
+    #[test]
+    fn a_worker_of_an_elastic_job_knows_where_to_ask() {
+        let job = JobEnvironment {
+            registry: Some("127.0.0.1:4000".into()),
+            key: Some("aa".into()),
+            compat: vec![Compat::Horovod],
+            set: vec![("A".into(), "b".into())],
+            cores: 8,
+            ..JobEnvironment::default()
+        };
+        let set = job.elastic_settings(1, 4, Some(5), |_| false);
+        let set: Vec<_> = set.iter().map(|(name, value)| (name.to_str().unwrap(), value.to_str().unwrap())).collect();
+        assert_eq!(
+            set,
+            [
+                ("A", "b"),
+                ("HOROVOD_ELASTIC", "1"),
+                ("OMP_NUM_THREADS", "2"),
+                ("PHALANX_KEY", "aa"),
+                ("PHALANX_LOCAL_RANK", "1"),
+                ("PHALANX_REGISTRY", "127.0.0.1:4000"),
+                ("PHALANX_SLOT", "5"),
+                ("PYTHONUNBUFFERED", "1"),
+            ]
+        );
+        let job = JobEnvironment { key: None, key_file: Some("/k".into()), ..job };
+        let set = job.elastic_settings(0, 1, None, |_| true);
+        assert_eq!(
+            (get(&set, "PHALANX_SLOT"), get(&set, "PHALANX_KEY"), get(&set, "PHALANX_KEY_FILE")),
+            (None, None, Some("/k"))
+        );
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub struct GuardOptions {
     /// The socket to the launcher.
     pub control: RawFd,
     /// Whose guard it is, for its name in process lists.
-    pub rank: usize,
+    pub name: String,
     /// How long descendants that outlive the worker may take to end after SIGTERM.
     pub grace: Duration,
     /// The processors the worker is bound to; none means no binding.
@@ -59,7 +59,7 @@ pub fn guard(options: &GuardOptions) -> io::Result<()> {
     let signals = SignalQueue::new(&[Signal(libc::SIGCHLD)])?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     // Another name than the launcher's: who kills all processes of that name should not kill the guards with them.
-    if let Ok(name) = std::ffi::CString::new(format!("guard-{}", options.rank)) {
+    if let Ok(name) = std::ffi::CString::new(format!("guard-{}", options.name)) {
         let _ = rustix::thread::set_name(&name);
     }
 
@@ -200,7 +200,8 @@ impl Guard {
         };
         while let Some(line) = self.lines.poll_line() {
             match Order::decode(&line) {
-                Some(Order::Signal(signal)) => self.forward(signal),
+                Some(Order::Signal(signal)) => self.forward(signal, rustix::process::kill_process_group),
+                Some(Order::Ask(signal)) => self.forward(signal, rustix::process::kill_process),
                 Some(Order::Kill) => self.kill(Instant::now()),
                 None => {}
             }
@@ -210,13 +211,13 @@ impl Guard {
         }
     }
 
-    fn forward(&self, signal: Signal) {
+    fn forward(&self, signal: Signal, send: fn(Pid, rustix::process::Signal) -> rustix::io::Result<()>) {
         let Some(worker) = self.worker else { return };
         let resume = matches!(signal, Signal::TERM | Signal::INT | Signal::HUP | Signal::QUIT).then_some(Signal::CONT);
         // A stopped process does not hear that it is asked to end, unless it is let go on.
         for signal in [Some(signal), resume].into_iter().flatten().filter_map(Signal::to_rustix) {
             // The worker is not reaped yet, so its number, which is its group's, is still its own.
-            let _ = rustix::process::kill_process_group(worker, signal);
+            let _ = send(worker, signal);
         }
     }
 
@@ -278,7 +279,7 @@ impl GuardOptions {
     pub fn to_arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec![
             format!("--control={}", self.control).into(),
-            format!("--rank={}", self.rank).into(),
+            format!("--name={}", self.name).into(),
             format!("--grace-ms={}", self.grace.as_millis()).into(),
         ];
         if !self.cpus.is_empty() {

@@ -64,6 +64,31 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Vec<Host>> {
     Ok(hosts)
 }
 
+/// Reads what a host discovery script prints: a host a line, as `host:slots`, or `host`, which has `slots` slots if a
+/// number is given here; `#` begins a comment. A host with 0 slots, and an empty answer, are possible: nothing can be
+/// started there. The error says which line is not understood.
+pub fn parse_discovered(text: &str, slots: Option<usize>) -> Result<Vec<Host>, String> {
+    let mut hosts = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let wrong = |what: String| format!("line {}: {what}", index + 1);
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if line.is_empty() {
+            continue;
+        }
+        if let Some((name, "0")) = line.rsplit_once(':') {
+            let (name, _) = parse_item(name).map_err(wrong)?;
+            add(&mut hosts, name, 0);
+            continue;
+        }
+        let (name, given) = parse_item(line).map_err(wrong)?;
+        let slots = given.or(slots).ok_or_else(|| {
+            wrong(format!("{line:?} has no number of slots; write {line}:4, or give --slots-per-host"))
+        })?;
+        add(&mut hosts, name, slots);
+    }
+    Ok(hosts)
+}
+
 fn add(hosts: &mut Vec<Host>, name: String, slots: usize) {
     match hosts.iter_mut().find(|host| host.name == name) {
         Some(host) => host.slots = host.slots.saturating_add(slots),
@@ -193,6 +218,21 @@ mod tests {
         assert!(error("a slot=2").starts_with("f:1: \"slot=2\" is not understood"));
         assert!(error("a:2 slots=2").starts_with("f:1: the number of slots is given twice"));
         assert!(error("# nothing\n").starts_with("f: no host"));
+    }
+
+    #[test]
+    fn what_a_script_prints_is_read() {
+        let read = |text: &str, slots| {
+            parse_discovered(text, slots).map(|hosts| hosts.into_iter().map(|host| (host.name, host.slots)).collect())
+        };
+        let hosts = |list: &[(&str, usize)]| Ok(list.iter().map(|(name, slots)| ((*name).into(), *slots)).collect());
+        assert_eq!(read("a:2\n\n# b:3\nc:1 # now\na:1\r\n[::1]:4\n", None), hosts(&[("a", 3), ("c", 1), ("::1", 4)]));
+        assert_eq!(read("a\nb:1\nc:0\n[::1]", Some(4)), hosts(&[("a", 4), ("b", 1), ("c", 0), ("::1", 4)]));
+        assert_eq!(read("", None), hosts(&[]));
+        let wrong = |text: &str| read(text, None).map(|_: Vec<(String, usize)>| ()).expect_err("a mistake");
+        assert!(wrong("a:1\nb").starts_with("line 2: \"b\" has no number of slots"));
+        assert!(wrong("a:-1").starts_with("line 1: \"-1\" is not a number of slots"));
+        assert!(wrong("Traceback (most recent call last):").starts_with("line 1: "));
     }
 
     #[test]

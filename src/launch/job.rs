@@ -11,6 +11,7 @@ use super::LaunchError;
 use super::binding::{self, Bind};
 use super::command;
 use super::environment::{Compat, JobEnvironment, contradicts};
+use super::fleet::{Elasticity, Sizes};
 use super::hosts::{Host, LocalNames};
 use super::place::{Place, place};
 use super::printer::Prefix;
@@ -80,6 +81,8 @@ pub struct Job {
     pub take_signals: bool,
     /// The address at which the ranks meet. None: loopback while all ranks are on this machine.
     pub rendezvous_address: Option<std::net::IpAddr>,
+    /// What makes the job elastic. None: its ranks are all there from the start to the end.
+    pub elastic: Option<Elasticity>,
 }
 
 impl Job {
@@ -101,6 +104,7 @@ impl Job {
             adopt_orphans: false,
             take_signals: false,
             rendezvous_address: None,
+            elastic: None,
         }
     }
 
@@ -115,8 +119,14 @@ impl Job {
     }
 
     fn plan_from(&self, own: Vec<(OsString, OsString)>, local: &LocalNames) -> Result<Plan, LaunchError> {
-        let (hosts, size) = self.hosts_and_size(local)?;
-        let places = place(&hosts, size, self.oversubscribe)?;
+        let (hosts, places, sizes) = match &self.elastic {
+            Some(elastic) => self.elastic_places(elastic, local)?,
+            None => {
+                let (hosts, size) = self.hosts_and_size(local)?;
+                let places = place(&hosts, size, self.oversubscribe)?;
+                (hosts, places, Sizes { np: size, min_np: size, max_np: size })
+            }
+        };
 
         let (removed, kept): (Vec<_>, Vec<_>) = own.into_iter().partition(|(name, _)| contradicts(name));
         let removed = removed.into_iter().map(|(name, _)| name).collect();
@@ -144,7 +154,35 @@ impl Job {
         let crowded = places.iter().any(|place| place.local_size > cores.len());
         let note = (self.bind == Bind::Core && crowded)
             .then(|| format!("more ranks than cores ({}): with --bind-to core they share cores in turn", cores.len()));
-        Ok(Plan { job: self.clone(), hosts, places, cpus, inherited, removed, environment, file, note })
+        Ok(Plan { job: self.clone(), hosts, places, sizes, cores, cpus, inherited, removed, environment, file, note })
+    }
+
+    /// The hosts of an elastic job and the places of its first workers, as far as they are known before a script is
+    /// asked.
+    fn elastic_places(
+        &self,
+        elastic: &Elasticity,
+        local: &LocalNames,
+    ) -> Result<(Vec<Host>, Vec<Place>, Sizes), LaunchError> {
+        elastic.check()?;
+        if self.compat.contains(&Compat::Torch) {
+            let what = "--compat torch sets RANK and WORLD_SIZE, which change while an elastic job runs; leave it out";
+            return Err(Error::invalid(what).into());
+        }
+        if elastic.discovery_script.is_some() {
+            return Ok((Vec::new(), Vec::new(), elastic.sizes(self.size, None)?));
+        }
+        let mut hosts = local_hosts(&self.hosts, local)?;
+        let slots = (!hosts.is_empty()).then(|| hosts.iter().fold(0_usize, |sum, host| sum.saturating_add(host.slots)));
+        let sizes = elastic.sizes(self.size, slots)?;
+        if hosts.is_empty() {
+            hosts.push(Host::new("localhost", sizes.np));
+        }
+        let places = place(&hosts, sizes.np, self.oversubscribe)?;
+        for (index, host) in hosts.iter_mut().enumerate() {
+            host.slots = host.slots.max(places.iter().filter(|place| place.host == index).count());
+        }
+        Ok((hosts, places, sizes))
     }
 
     fn hosts_and_size(&self, local: &LocalNames) -> Result<(Vec<Host>, usize), LaunchError> {
@@ -152,32 +190,43 @@ impl Job {
             let size = self.size.ok_or_else(|| Error::invalid("how many ranks? Give -np N, or hosts with slots"))?;
             return Ok((vec![Host::new("localhost", size.max(1))], size));
         }
-        let mut hosts: Vec<Host> = Vec::new();
-        let mut here = None;
-        for host in &self.hosts {
-            if !host.enter.is_empty() {
-                hosts.push(host.clone());
-            } else if !local.contain(&host.name) {
-                let known: Vec<_> = local.names.iter().filter(|name| !name.is_empty()).cloned().collect();
-                return Err(Error::invalid(format!(
-                    "host {} is not this machine (localhost, {}), and starting ranks on other hosts, through ssh, is \
-                     not there yet; until then start one rank a process with PHALANX_RANK, PHALANX_SIZE and \
-                     PHALANX_RENDEZVOUS set, or through mpirun or srun",
-                    host.name,
-                    known.join(", ")
-                ))
-                .into());
-            } else if let Some(first) = here.and_then(|index: usize| hosts.get_mut(index)) {
-                // Two names of one machine are one host.
-                first.slots = first.slots.saturating_add(host.slots);
-            } else {
-                here = Some(hosts.len());
-                hosts.push(host.clone());
-            }
-        }
+        let hosts = local_hosts(&self.hosts, local)?;
         let slots = hosts.iter().fold(0_usize, |sum, host| sum.saturating_add(host.slots));
         Ok((hosts, self.size.unwrap_or(slots)))
     }
+}
+
+/// The hosts, those with several names once.
+///
+/// # Errors
+///
+/// One of them is another machine.
+pub(super) fn local_hosts(named: &[Host], local: &LocalNames) -> Result<Vec<Host>, Error> {
+    let is_local = |host: &&Host| !host.enter.is_empty() || local.contain(&host.name);
+    if let Some(other) = named.iter().find(|host| !is_local(host)) {
+        let known: Vec<_> = local.names.iter().filter(|name| !name.is_empty()).cloned().collect();
+        return Err(Error::invalid(format!(
+            "host {} is not this machine (localhost, {}), and starting ranks on other hosts, through ssh, is \
+             not there yet; until then start one rank a process with PHALANX_RANK, PHALANX_SIZE and \
+             PHALANX_RENDEZVOUS set, or through mpirun or srun",
+            other.name,
+            known.join(", ")
+        )));
+    }
+    let mut hosts: Vec<Host> = Vec::new();
+    let mut here = None;
+    for host in named {
+        if !host.enter.is_empty() {
+            hosts.push(host.clone());
+        } else if let Some(first) = here.and_then(|index: usize| hosts.get_mut(index)) {
+            // Two names of one machine are one host.
+            first.slots = first.slots.saturating_add(host.slots);
+        } else {
+            here = Some(hosts.len());
+            hosts.push(host.clone());
+        }
+    }
+    Ok(hosts)
 }
 
 /// A job about which everything is decided.
@@ -187,8 +236,12 @@ pub struct Plan {
     pub job: Job,
     /// The hosts, those with several names once.
     pub hosts: Vec<Host>,
-    /// Where each rank runs.
+    /// Where each rank runs; in an elastic job, each of the first ones, if that is known.
     pub places: Vec<Place>,
+    /// How many there are, at least, to begin with and at most.
+    pub(super) sizes: Sizes,
+    /// The cores of this machine, each as its processors.
+    pub(super) cores: Vec<Vec<usize>>,
     /// To which processors each rank is bound.
     pub cpus: Vec<Vec<usize>>,
     /// What the workers inherit from this process's environment.
@@ -204,9 +257,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// How many ranks.
+    /// How many ranks; in an elastic job, to begin with.
     pub fn size(&self) -> usize {
-        self.places.len()
+        self.sizes.np
     }
 
     /// The name of a rank's host.
@@ -215,7 +268,15 @@ impl Plan {
     }
 
     fn settings(&self, place: &Place) -> BTreeMap<OsString, OsString> {
-        self.environment.settings(place, self.size(), |name| self.inherited.contains_key(OsStr::new(name)))
+        let is_inherited = |name: &str| self.inherited.contains_key(OsStr::new(name));
+        match &self.job.elastic {
+            None => self.environment.settings(place, self.size(), is_inherited),
+            Some(elastic) => {
+                let slots = self.hosts.get(place.host).map_or(1, |host| host.slots);
+                let wish = elastic.registry.is_none().then_some(place.rank);
+                self.environment.elastic_settings(place.local_rank, slots, wish, is_inherited)
+            }
+        }
     }
 
     /// The worker of one rank. `input` is what rank 0 reads.
@@ -224,7 +285,7 @@ impl Plan {
         let mut environment = self.inherited.clone();
         environment.extend(self.settings(place));
         Some(WorkerPlan {
-            rank,
+            name: rank.to_string(),
             enter: self.hosts.get(place.host).map(|host| host.enter.clone()).unwrap_or_default(),
             command: self.job.command.clone(),
             environment,
@@ -237,11 +298,21 @@ impl Plan {
 /// As `--dry-run` shows it. The key is not shown.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let used =
-            self.hosts.iter().enumerate().filter(|(index, _)| self.places.iter().any(|place| place.host == *index));
-        writeln!(f, "{} on {}", plural(self.size(), "rank"), plural(used.count(), "host"))?;
+        if let Some(elastic) = &self.job.elastic {
+            let Sizes { np, min_np, max_np } = self.sizes;
+            writeln!(f, "elastic: {} to begin with, at least {min_np}, at most {max_np}", plural(np, "rank"))?;
+            if let Some(script) = &elastic.discovery_script {
+                writeln!(f, "hosts: as `{script}` says")?;
+            }
+        } else {
+            let is_used = |index: usize| self.places.iter().any(|place| place.host == index);
+            let used = (0..self.hosts.len()).filter(|index| is_used(*index)).count();
+            writeln!(f, "{} on {}", plural(self.size(), "rank"), plural(used, "host"))?;
+        }
         writeln!(f, "command: {}  ({})", shell_words(&self.job.command), self.file.display())?;
-        writeln!(f, "\n{:>5}  {:<20} {:>7} {:>7}  processors", "rank", "host", "local", "cross")?;
+        if !self.places.is_empty() {
+            writeln!(f, "\n{:>5}  {:<20} {:>7} {:>7}  processors", "rank", "host", "local", "cross")?;
+        }
         for place in &self.places {
             let cpus: Vec<_> = self.cpus.get(place.rank).into_iter().flatten().map(ToString::to_string).collect();
             writeln!(
@@ -259,8 +330,13 @@ impl fmt::Display for Plan {
             for (name, value) in self.settings(first) {
                 writeln!(f, "  {}={}", name.to_string_lossy(), shell_word(&value))?;
             }
-            if self.size() > 1 {
-                writeln!(f, "  PHALANX_RENDEZVOUS=<chosen at start>\n  PHALANX_KEY=<random>")?;
+            match &self.job.elastic {
+                None if self.size() > 1 => {
+                    writeln!(f, "  PHALANX_RENDEZVOUS=<chosen at start>\n  PHALANX_KEY=<random>")?;
+                }
+                None => {}
+                Some(Elasticity { registry: Some(registry), .. }) => writeln!(f, "  PHALANX_REGISTRY={registry}")?,
+                Some(_) => writeln!(f, "  PHALANX_REGISTRY=<chosen at start>\n  PHALANX_KEY=<random>")?,
             }
         }
         if !self.removed.is_empty() {
@@ -269,7 +345,7 @@ impl fmt::Display for Plan {
         }
         if let Some(directory) = &self.job.output.directory {
             let width = super::log::width(self.size());
-            let rank = format!("rank.{:0width$}", 0);
+            let rank = if self.job.elastic.is_some() { "slot.0".into() } else { format!("rank.{:0width$}", 0) };
             writeln!(f, "\noutput also in {}", directory.join(rank).join("stdout").display())?;
         }
         if let Some(note) = &self.note {
@@ -339,6 +415,38 @@ mod tests {
         assert_eq!(error.code, 2);
         assert!(error.to_string().contains("host far is not this machine (localhost, box)"), "{error}");
         assert!(error.to_string().contains("ssh"));
+    }
+
+    #[test]
+    fn an_elastic_job_is_planned_as_far_as_it_can_be() {
+        let elastic = Elasticity { min_np: Some(2), max_np: Some(6), ..Elasticity::default() };
+        let job = Job { elastic: Some(elastic.clone()), ..job() };
+        let fixed_hosts = plan(&job, &[]).unwrap();
+        let text = fixed_hosts.to_string();
+        for part in [
+            "elastic: 3 ranks to begin with, at least 2, at most 6\n",
+            "    2  localhost                2/3     0/1  any\n",
+            "  PHALANX_SLOT=0\n",
+            "  PHALANX_REGISTRY=<chosen at start>\n  PHALANX_KEY=<random>\n",
+        ] {
+            assert!(text.contains(part), "{part:?} in\n{text}");
+        }
+        let discovery_script = Some("cat hosts".to_string());
+        let elastic = Some(Elasticity { discovery_script, ..elastic });
+        let asked = plan(&Job { elastic: elastic.clone(), ..job.clone() }, &[]).unwrap();
+        assert_eq!((asked.places.len(), asked.hosts.len(), asked.size()), (0, 0, 3));
+        assert!(asked.to_string().contains("hosts: as `cat hosts` says\n"), "{asked}");
+        let error = plan(&Job { elastic, compat: vec![Compat::Torch], ..job }, &[]).unwrap_err();
+        assert_eq!(error.code, 2);
+        assert!(error.to_string().contains("WORLD_SIZE"), "{error}");
+    }
+
+    #[test]
+    fn more_ranks_than_slots_are_dealt_out_in_an_elastic_job_too() {
+        let hosts = super::super::hosts::parse_list("localhost:2").unwrap();
+        let job = Job { hosts, elastic: Some(Elasticity::default()), ..job() };
+        assert!(plan(&job, &[]).unwrap_err().to_string().contains("--oversubscribe"));
+        assert_eq!(plan(&Job { oversubscribe: true, ..job }, &[]).unwrap().hosts[0].slots, 3);
     }
 
     #[test]

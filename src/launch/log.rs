@@ -12,15 +12,18 @@ pub(super) fn width(size: usize) -> usize {
     size.saturating_sub(1).to_string().len()
 }
 
-/// Creates `directory/rank.<padded>/stdout` (or `stderr`), empty.
-pub(super) fn create(directory: &Path, rank: usize, size: usize, kind: StreamKind) -> io::Result<File> {
-    let width = width(size);
-    let directory = directory.join(format!("rank.{rank:0width$}"));
+/// Creates `directory/folder/stdout` (or `stderr`): empty, or, to continue what another wrote, as it is.
+pub(super) fn create(directory: &Path, folder: &str, kind: StreamKind, continues: bool) -> io::Result<File> {
+    let directory = directory.join(folder);
     fs::create_dir_all(&directory)?;
-    File::create(directory.join(match kind {
+    let path = directory.join(match kind {
         StreamKind::Out => "stdout",
         StreamKind::Err => "stderr",
-    }))
+    });
+    match continues {
+        true => File::options().create(true).append(true).open(path),
+        false => File::create(path),
+    }
 }
 
 /// The file of one stream. An error ends the file, not the job.
@@ -94,11 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn files_sort_by_rank() {
+    fn files_are_begun_or_continued() {
         let dir = tempfile::tempdir().unwrap();
-        let mut log = Log::new(Some(create(dir.path(), 3, 11, StreamKind::Err).unwrap()));
-        assert!(log.write(b"a\xff").is_none());
-        assert_eq!(fs::read(dir.path().join("rank.03/stderr")).unwrap(), b"a\xff");
+        for (continues, expected) in [(false, &b"a\xff"[..]), (true, b"a\xffa\xff"), (false, b"a\xff")] {
+            let mut log = Log::new(Some(create(dir.path(), "rank.03", StreamKind::Err, continues).unwrap()));
+            assert!(log.write(b"a\xff").is_none());
+            assert_eq!(fs::read(dir.path().join("rank.03/stderr")).unwrap(), expected);
+        }
         assert_eq!((width(1), width(10), width(11)), (1, 1, 2));
     }
 }

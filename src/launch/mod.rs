@@ -13,15 +13,20 @@ pub mod binding;
 pub mod command;
 mod console;
 pub mod control;
+mod course;
+mod director;
 pub mod environment;
+mod fleet;
 pub mod guard;
 pub mod hosts;
 mod job;
 pub mod lines;
 mod log;
 mod meeting;
+pub mod operator;
 pub mod place;
 pub mod printer;
+pub mod registry;
 mod relay;
 mod resources;
 mod shell;
@@ -33,6 +38,7 @@ mod tree;
 mod words;
 mod worker;
 
+pub use fleet::{Cooldown, Elasticity};
 pub use job::{Colour, Job, Output, Plan};
 pub use shell::{repeat_for_the_shell, run, run_with};
 

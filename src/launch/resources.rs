@@ -1,11 +1,9 @@
 //! What the launcher takes before it starts anything, so that nothing is half started for the lack of it.
 
-use std::path::Path;
-
 use rustix::process::{Resource, Rlimit};
 
 use super::LaunchError;
-use super::job::Plan;
+use super::job::Output;
 use super::log::{self, Log};
 use super::printer::StreamKind;
 use crate::types::Error;
@@ -27,18 +25,15 @@ pub(super) fn raise_file_limit(needed: usize) -> Result<Option<u64>, LaunchError
     }
 }
 
-/// Creates the files that keep the ranks' output, where they are wanted.
-pub(super) fn open_logs(plan: &Plan) -> Result<Vec<[Log; 2]>, LaunchError> {
-    let open = |directory: &Path, rank, kind| {
-        log::create(directory, rank, plan.size(), kind).map(|file| Log::new(Some(file))).map_err(|error| {
+/// Creates the files that keep the output of one worker, where that is wanted. `continues` says that another wrote to
+/// them in this job.
+pub(super) fn open_log(output: &Output, folder: &str, continues: bool) -> Result<[Log; 2], LaunchError> {
+    let Some(directory) = &output.directory else { return Ok([Log::new(None), Log::new(None)]) };
+    let open = |kind| {
+        log::create(directory, folder, kind, continues).map(|file| Log::new(Some(file))).map_err(|error| {
             let what = format!("--output-dir {}: {error}", directory.display());
             LaunchError::from(Error::environment(what, "name a directory that can be written to"))
         })
     };
-    (0..plan.size())
-        .map(|rank| match &plan.job.output.directory {
-            None => Ok([Log::new(None), Log::new(None)]),
-            Some(directory) => Ok([open(directory, rank, StreamKind::Out)?, open(directory, rank, StreamKind::Err)?]),
-        })
-        .collect()
+    Ok([open(StreamKind::Out)?, open(StreamKind::Err)?])
 }

@@ -1,5 +1,6 @@
-//! Carries out a plan: one loop that waits for everything at once, and does what the supervisor decides.
+//! Carries out a plan: one loop that waits for everything at once, and does what the director decides.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -10,14 +11,16 @@ use rustix::process::{Pid, Resource};
 use super::LaunchError;
 use super::console::Console;
 use super::control::{Ending, Order, Report};
-use super::job::{Plan, shell_words};
-use super::log::Log;
+use super::director::{Director, Fixed};
+use super::fleet::FleetDirector;
+use super::job::{Job, Plan, shell_words};
+use super::log::{Log, Tail};
 use super::printer::{Source, StreamKind};
 use super::relay::{Relay, Waits};
 use super::signal::{Arrived, Signal, SignalQueue};
 use super::sink::Closed;
 use super::spawn::{Input, LocalSpawner, Spawner};
-use super::supervise::{Action, Cause, Event, Notice, Supervisor};
+use super::supervise::{Action, Cause, Event, Notice};
 use super::worker::{Pumped, Worker};
 use super::{meeting, resources, tree, words};
 use crate::types::Error;
@@ -30,11 +33,15 @@ use crate::types::Error;
 ///
 /// The machine lacks something the launcher itself needs. Nothing was started then.
 pub fn run(plan: &Plan) -> Result<Cause, LaunchError> {
-    // Each rank: its control socket, two pipes, and one connection to the meeting point.
-    let files = resources::raise_file_limit(plan.size() * 4 + 64)?;
+    // Each rank: its control socket, two pipes, and one connection to the meeting point or the registry.
+    let most = plan.sizes.max_np.min(MOST_WORKERS).max(plan.size());
+    let files = resources::raise_file_limit(most * 4 + 64)?;
     let mut spawner = LocalSpawner { guard: plan.job.guard.clone(), grace: plan.job.policy.grace, files };
     run_with(plan, &mut spawner)
 }
+
+/// An elastic job without a limit to its growth is prepared for so many workers.
+const MOST_WORKERS: usize = 200;
 
 /// As [`run`], with workers started by `spawner`.
 pub fn run_with(plan: &Plan, spawner: &mut dyn Spawner) -> Result<Cause, LaunchError> {
@@ -45,29 +52,26 @@ pub fn run_with(plan: &Plan, spawner: &mut dyn Spawner) -> Result<Cause, LaunchE
     if plan.job.adopt_orphans {
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     }
-    let logs = resources::open_logs(plan)?;
-    // After the signals are held back: the server's thread inherits that.
+    if let Some(elastic) = &plan.job.elastic {
+        // After the signals are held back: the registry's thread inherits that.
+        let mut director = FleetDirector::new(Instant::now(), plan, elastic)?;
+        let console = Console::new(&plan.job.output).map_err(broken)?;
+        let cause = Shell::new(&plan.job, &mut director, spawner, console, signals).begin(plan);
+        director.close(cause);
+        return Ok(cause);
+    }
+    // The same holds for the server's thread.
     let mut environment = plan.environment.clone();
     let _server = meeting::open(plan, &mut environment)?;
     let plan = &Plan { environment, ..plan.clone() };
-    let console = Console::new(&plan.job.output).map_err(broken)?;
-    let mut shell = Shell {
-        plan,
-        spawner,
-        supervisor: Supervisor::new(Instant::now(), plan.size(), plan.job.policy),
-        workers: (0..plan.size()).map(|_| None).collect(),
-        logs: logs.into_iter().map(Some).collect(),
-        console,
-        signals,
-        relay: None,
-        told_closed: false,
-        buffer: vec![0; 1 << 16],
-    };
-    shell.tell(words::VERBOSE, || format!("running {}", shell_words(&plan.job.command)));
-    if let Some(note) = &plan.note {
-        shell.tell(words::NORMAL, || note.clone());
+    let mut director = Fixed::new(Instant::now(), plan);
+    let mut logs = BTreeMap::new();
+    for worker in 0..plan.size() {
+        logs.insert(worker, resources::open_log(&plan.job.output, &director.folder(worker), false)?);
     }
-    Ok(shell.run())
+    let console = Console::new(&plan.job.output).map_err(broken)?;
+    let keep = plan.size().max(REMAINS);
+    Ok(Shell { logs, keep, ..Shell::new(&plan.job, &mut director, spawner, console, signals) }.begin(plan))
 }
 
 /// Ends this process by Ctrl-C's signal where the job was ended by that key, so that a shell that runs a script sees it
@@ -103,17 +107,33 @@ enum Ready {
     Signals,
     Control(usize),
     Stream(usize, StreamKind),
+    Director,
     Sink,
     Typed,
     Rank0,
 }
 
+/// What is kept of a worker of which nothing is left, for the last words.
+struct Remains {
+    pid: Option<i32>,
+    tails: [Tail; 2],
+}
+
+/// How many of these are kept at least.
+const REMAINS: usize = 64;
+
 struct Shell<'a> {
-    plan: &'a Plan,
+    job: &'a Job,
+    director: &'a mut dyn Director,
     spawner: &'a mut dyn Spawner,
-    supervisor: Supervisor,
-    workers: Vec<Option<Worker>>,
-    logs: Vec<Option<[Log; 2]>>,
+    workers: BTreeMap<usize, Worker>,
+    remains: BTreeMap<usize, Remains>,
+    /// How many of those are kept.
+    keep: usize,
+    /// Files of workers that are not started yet.
+    logs: BTreeMap<usize, [Log; 2]>,
+    /// The folders in which this job has written.
+    folders: BTreeSet<String>,
     console: Console,
     signals: Option<SignalQueue>,
     relay: Option<Relay>,
@@ -122,14 +142,46 @@ struct Shell<'a> {
     buffer: Vec<u8>,
 }
 
-impl Shell<'_> {
+impl<'a> Shell<'a> {
+    fn new(
+        job: &'a Job,
+        director: &'a mut dyn Director,
+        spawner: &'a mut dyn Spawner,
+        console: Console,
+        signals: Option<SignalQueue>,
+    ) -> Self {
+        Shell {
+            job,
+            director,
+            spawner,
+            workers: BTreeMap::new(),
+            remains: BTreeMap::new(),
+            keep: REMAINS,
+            logs: BTreeMap::new(),
+            folders: BTreeSet::new(),
+            console,
+            signals,
+            relay: None,
+            told_closed: false,
+            buffer: vec![0; 1 << 16],
+        }
+    }
+
+    fn begin(mut self, plan: &Plan) -> Cause {
+        self.tell(words::VERBOSE, || format!("running {}", shell_words(&plan.job.command)));
+        if let Some(note) = &plan.note {
+            self.tell(words::NORMAL, || note.clone());
+        }
+        self.run()
+    }
+
     fn run(&mut self) -> Cause {
         loop {
-            self.supervisor.handle_timeout(Instant::now());
+            self.director.handle_timeout(Instant::now());
             self.act();
             self.console.try_flush();
             self.look_at_output();
-            if let Some(cause) = self.supervisor.outcome() {
+            if let Some(cause) = self.director.outcome() {
                 return self.close(cause);
             }
             let ready = self.wait();
@@ -139,13 +191,14 @@ impl Shell<'_> {
 
     /// Does what the supervisor decides. After starting a rank it looks around first, if only for a moment.
     fn act(&mut self) {
-        while let Some(action) = self.supervisor.poll_action() {
+        while let Some(action) = self.director.poll_action() {
             match action {
                 Action::Spawn { rank } => {
                     self.spawn(rank);
                     return;
                 }
                 Action::Signal { rank, signal } => self.order(rank, Order::Signal(signal)),
+                Action::Ask { rank, signal } => self.order(rank, Order::Ask(signal)),
                 Action::Kill { rank } => self.order(rank, Order::Kill),
                 Action::Suspend => {
                     self.console.finish();
@@ -153,45 +206,60 @@ impl Shell<'_> {
                     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
                 }
                 Action::Tell(notice) => self.tell_notice(notice),
+                Action::Say { level, text } => self.tell(level, || text),
             }
         }
     }
 
     fn spawn(&mut self, rank: usize) {
         let now = Instant::now();
-        let input = match self.plan.job.input {
+        let input = match self.job.input {
             false => Input::Null,
             true if rustix::termios::isatty(io::stdin().as_fd()) => Input::Pipe,
             true => Input::Inherit,
         };
-        let started = self.plan.worker(rank, input).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL));
+        let started = self.director.worker(rank, input).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL));
         match started.and_then(|worker| self.spawner.spawn(&worker)) {
             Ok(mut running) => {
                 if let Some(stdin) = running.stdin.take() {
                     self.relay = Some(Relay::new(stdin));
                 }
-                let logs = self.logs.get_mut(rank).and_then(Option::take);
-                let worker = Worker::new(rank, running, logs.unwrap_or([Log::new(None), Log::new(None)]));
-                if let Some(slot) = self.workers.get_mut(rank) {
-                    *slot = Some(worker);
-                }
+                let logs = self.logs(rank);
+                self.workers.insert(rank, Worker::new(self.director.label(rank), running, logs));
             }
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-                self.supervisor.handle_event(now, Event::NotStarted { rank, errno });
-                self.supervisor.handle_event(now, Event::Gone { rank });
+                self.director.handle_event(now, Event::NotStarted { rank, errno });
+                self.director.handle_event(now, Event::Gone { rank });
+            }
+        }
+    }
+
+    fn logs(&mut self, rank: usize) -> [Log; 2] {
+        if let Some(logs) = self.logs.remove(&rank) {
+            return logs;
+        }
+        let folder = self.director.folder(rank);
+        match resources::open_log(&self.job.output, &folder, self.folders.contains(&folder)) {
+            Ok(logs) => {
+                self.folders.insert(folder);
+                logs
+            }
+            Err(error) => {
+                self.tell(words::ALWAYS, || error.to_string());
+                [Log::new(None), Log::new(None)]
             }
         }
     }
 
     fn order(&self, rank: usize, order: Order) {
-        if let Some(worker) = self.workers.get(rank).and_then(Option::as_ref) {
+        if let Some(worker) = self.workers.get(&rank) {
             worker.order(order);
         }
     }
 
     fn worker(&mut self, rank: usize) -> Option<&mut Worker> {
-        self.workers.get_mut(rank)?.as_mut()
+        self.workers.get_mut(&rank)
     }
 
     /// Whether standard output still has a reader.
@@ -200,7 +268,7 @@ impl Shell<'_> {
             Some(closed) if !self.told_closed => {
                 self.told_closed = true;
                 match closed {
-                    Closed::NoReader => self.supervisor.handle_event(Instant::now(), Event::OutputClosed),
+                    Closed::NoReader => self.director.handle_event(Instant::now(), Event::OutputClosed),
                     Closed::Error(errno) => {
                         let error = io::Error::from_raw_os_error(errno);
                         self.tell(words::ALWAYS, || format!("the ranks' output is lost from here on: {error}"));
@@ -221,8 +289,10 @@ impl Shell<'_> {
             watch(signals.as_fd(), PollFlags::IN, Ready::Signals);
         }
         let full = self.console.is_full();
-        for (rank, worker) in self.workers.iter().enumerate() {
-            let Some(worker) = worker else { continue };
+        for fd in self.director.watched() {
+            watch(fd, PollFlags::IN, Ready::Director);
+        }
+        for (&rank, worker) in &self.workers {
             if !worker.gone {
                 watch(worker.running.control.as_fd(), PollFlags::IN, Ready::Control(rank));
             }
@@ -233,7 +303,7 @@ impl Shell<'_> {
         for fd in self.console.waiting() {
             watch(fd, PollFlags::OUT, Ready::Sink);
         }
-        let mut timeout = self.supervisor.poll_deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let mut timeout = self.director.poll_deadline().map(|at| at.saturating_duration_since(Instant::now()));
         if let Some(relay) = &self.relay {
             match (relay.waits(), relay.target()) {
                 (Waits::Source, _) => watch(stdin.as_fd(), PollFlags::IN, Ready::Typed),
@@ -242,7 +312,7 @@ impl Shell<'_> {
                 _ => {}
             }
         }
-        if self.supervisor.is_spawning() {
+        if self.director.is_spawning() {
             timeout = Some(Duration::ZERO);
         }
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -257,6 +327,7 @@ impl Shell<'_> {
     fn dispatch(&mut self, ready: Vec<Ready>) {
         let mut reports = Vec::new();
         let mut gone = Vec::new();
+        let mut is_director_ready = false;
         for ready in ready {
             match ready {
                 Ready::Signals => self.take_signals(),
@@ -267,6 +338,7 @@ impl Shell<'_> {
                     gone.extend(ended.then_some(rank));
                 }
                 Ready::Stream(rank, kind) => self.pump(rank, kind),
+                Ready::Director => is_director_ready = true,
                 Ready::Sink => {}
                 Ready::Typed => self.take_typed(),
                 Ready::Rank0 => self.relay.as_mut().map(Relay::try_write).unwrap_or_default(),
@@ -284,14 +356,23 @@ impl Shell<'_> {
         for rank in gone {
             self.handle_gone(rank);
         }
+        // After the ends of processes: what others say of them comes later.
+        if is_director_ready {
+            self.director.handle_readable(Instant::now());
+            for (&rank, worker) in &mut self.workers {
+                worker.label = self.director.label(rank);
+            }
+        }
+        self.bury();
     }
 
     fn take_typed(&mut self) {
         if !self.relay.as_mut().is_some_and(Relay::read) {
             return;
         }
-        if let Some(Source::Rank(rank, kind)) = self.console.end_row_by_key()
-            && let Some(stream) = self.worker(rank).and_then(|worker| worker.stream(kind))
+        if let Some(Source::Rank(label, kind)) = self.console.end_row_by_key()
+            && let Some(worker) = self.workers.values_mut().find(|worker| worker.label == label)
+            && let Some(stream) = worker.stream(kind)
         {
             stream.lines.clear();
         }
@@ -301,7 +382,7 @@ impl Shell<'_> {
         while let Some(Ok(Some(arrived))) = self.signals.as_mut().map(SignalQueue::try_next) {
             match arrived.signal {
                 Signal::WINCH => self.console.look_at_width(),
-                _ => self.supervisor.handle_event(Instant::now(), Event::Signal(arrived)),
+                _ => self.director.handle_event(Instant::now(), Event::Signal(arrived)),
             }
         }
     }
@@ -313,18 +394,20 @@ impl Shell<'_> {
                 if let Some(worker) = self.worker(rank) {
                     worker.pid = Some(pid);
                 }
-                self.tell(words::VERBOSE, || format!("rank {rank} started (pid {pid})"));
+                let name = self.director.name(rank);
+                self.tell(words::VERBOSE, || format!("{name} started (pid {pid})"));
                 Event::Started { rank, pid }
             }
             Report::Failed { errno } => Event::NotStarted { rank, errno },
             Report::Ended { ending, .. } => {
                 // What it wrote before it ended comes before the word that it ended.
                 self.pump_all(rank);
-                self.tell(words::VERBOSE, || format!("rank {rank} {ending}"));
+                let name = self.director.name(rank);
+                self.tell(words::VERBOSE, || format!("{name} {ending}"));
                 Event::Ended { rank, ending }
             }
         };
-        self.supervisor.handle_event(Instant::now(), event);
+        self.director.handle_event(Instant::now(), event);
     }
 
     fn handle_gone(&mut self, rank: usize) {
@@ -333,20 +416,20 @@ impl Shell<'_> {
         // The guard has closed its socket, so it is ending.
         let ended = worker.running.process.wait();
         tracing::debug!(rank, ?ended, "nothing of this rank is left");
-        if self.plan.job.adopt_orphans && !ended.is_ok_and(|status| status.success()) {
+        if self.job.adopt_orphans && !ended.is_ok_and(|status| status.success()) {
             self.end_orphans();
         }
-        self.supervisor.handle_event(Instant::now(), Event::Gone { rank });
+        self.director.handle_event(Instant::now(), Event::Gone { rank });
     }
 
     /// A guard was killed, and what it guarded is now this process's own: everything below it that is not a guard.
     fn end_orphans(&self) {
         let guards: Vec<_> = self
             .workers
-            .iter()
-            .flatten()
+            .values()
             .filter(|worker| !worker.gone)
             .map(|worker| Pid::from_child(&worker.running.process))
+            .chain(self.director.own_processes())
             .collect();
         let until = Instant::now() + Duration::from_secs(2);
         while tree::end_children_except(&guards) && Instant::now() < until {
@@ -355,41 +438,55 @@ impl Shell<'_> {
     }
 
     fn pump(&mut self, rank: usize, kind: StreamKind) {
-        let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) else { return };
+        let Some(worker) = self.workers.get_mut(&rank) else { return };
         if let Pumped::Some(Some(error)) = worker.pump(kind, &mut self.console, &mut self.buffer) {
             self.tell_of_file(rank, &error);
         }
     }
 
     fn pump_all(&mut self, rank: usize) {
-        let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) else { return };
+        let Some(worker) = self.workers.get_mut(&rank) else { return };
         for error in worker.pump_all(&mut self.console, &mut self.buffer) {
             self.tell_of_file(rank, &error);
         }
     }
 
     fn tell_of_file(&mut self, rank: usize, error: &io::Error) {
-        self.tell(words::ALWAYS, || format!("rank {rank}'s output is no longer kept in its file: {error}"));
+        let name = self.director.name(rank);
+        self.tell(words::ALWAYS, || format!("{name}'s output is no longer kept in its file: {error}"));
     }
 
     /// Takes what is left in the streams of ranks of which nothing is left.
     fn drain_streams(&mut self) {
-        for rank in 0..self.workers.len() {
+        for rank in self.workers.keys().copied().collect::<Vec<_>>() {
             self.pump_all(rank);
             if self.console.is_full() {
                 return;
             }
-            if let Some(worker) = self.workers.get_mut(rank).and_then(Option::as_mut) {
+            if let Some(worker) = self.workers.get_mut(&rank) {
                 worker.close_streams(&mut self.console);
+            }
+        }
+        self.bury();
+    }
+
+    /// Lets go of workers of which nothing is left and nothing can come: in a long job there are many.
+    fn bury(&mut self) {
+        let is_over = |worker: &Worker| worker.gone && worker.is_silent();
+        while let Some(rank) = self.workers.iter().find_map(|(rank, worker)| is_over(worker).then_some(*rank)) {
+            let Some(Worker { pid, streams: [out, err], .. }) = self.workers.remove(&rank) else { return };
+            self.remains.insert(rank, Remains { pid, tails: [out.tail, err.tail] });
+            while self.remains.len() > self.keep {
+                self.remains.pop_first();
             }
         }
     }
 
     /// On a terminal, the newest unfinished line is shown.
     fn show_partials(&mut self) {
-        for (rank, worker) in self.workers.iter().enumerate() {
-            for stream in worker.iter().flat_map(|worker| &worker.streams) {
-                self.console.show_partial(Source::Rank(rank, stream.kind), stream.lines.partial());
+        for worker in self.workers.values() {
+            for stream in &worker.streams {
+                self.console.show_partial(Source::Rank(worker.label, stream.kind), stream.lines.partial());
             }
         }
     }
@@ -398,11 +495,11 @@ impl Shell<'_> {
     fn close(&mut self, mut cause: Cause) -> Cause {
         // Whoever ends a job from outside does not want to wait for a reader that does not read.
         let patient = !matches!(cause, Cause::Signal(_) | Cause::Timeout | Cause::OutputClosed);
-        let until = (!patient).then(|| Instant::now() + self.plan.job.policy.grace);
+        let until = (!patient).then(|| Instant::now() + self.job.policy.grace);
         let mut has_spoken = false;
         loop {
             self.drain_streams();
-            let is_silent = self.workers.iter().flatten().all(Worker::is_silent);
+            let is_silent = self.workers.values().all(Worker::is_silent);
             if is_silent && !has_spoken {
                 has_spoken = true;
                 self.console.finish();
@@ -452,21 +549,22 @@ impl Shell<'_> {
     }
 
     fn tell(&mut self, level: u8, text: impl FnOnce() -> String) {
-        if self.plan.job.verbosity >= level {
+        if self.job.verbosity >= level {
             self.console.say(&text());
         }
     }
 
     fn rank_in_words(&self, rank: usize) -> String {
-        let host = self.plan.host_name(rank);
-        match self.workers.get(rank).and_then(Option::as_ref).and_then(|worker| worker.pid) {
+        let host = self.director.host_name(rank);
+        let worker = self.workers.get(&rank).and_then(|worker| worker.pid);
+        match worker.or_else(|| self.remains.get(&rank)?.pid) {
             Some(pid) => format!("(host {host}, pid {pid})"),
             None => format!("(host {host})"),
         }
     }
 
     fn tell_notice(&mut self, notice: Notice) {
-        if let Some((level, text)) = words::notice(notice, self.plan.job.policy, |rank| self.rank_in_words(rank)) {
+        if let Some((level, text)) = words::notice(notice, self.job.policy, |rank| self.rank_in_words(rank)) {
             self.tell(level, || text);
         }
     }
@@ -479,16 +577,16 @@ impl Shell<'_> {
         {
             self.tell(words::NORMAL, || format!("{signal}: {hint}"));
         }
-        if self.plan.size() == 1 || self.plan.job.verbosity == 0 {
+        if self.workers.len() + self.remains.len() == 1 || self.job.verbosity == 0 {
             return;
         }
-        let Some(worker) = self.workers.get(rank).and_then(Option::as_ref) else { return };
-        let [out, err] = &worker.streams;
-        let (name, tail) = if err.tail.is_empty() { ("output", &out.tail) } else { ("error", &err.tail) };
+        let Some(Remains { tails: [out, err], .. }) = self.remains.get(&rank) else { return };
+        let (name, tail) = if err.is_empty() { ("output", out) } else { ("error", err) };
         if tail.is_empty() {
             return;
         }
-        self.console.say(&format!("the last lines of rank {rank}'s standard {name}:"));
+        let whose = self.director.name(rank);
+        self.console.say(&format!("the last lines of {whose}'s standard {name}:"));
         for line in tail.lines() {
             self.console.quote(line);
         }

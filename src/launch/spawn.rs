@@ -30,8 +30,8 @@ pub enum Input {
 /// A worker to be started.
 #[derive(Clone, Debug)]
 pub struct WorkerPlan {
-    /// Its rank.
-    pub rank: usize,
+    /// What it is called, for the name of its guard: a number in most cases.
+    pub name: String,
     /// The command that enters its host; empty for this machine.
     pub enter: Vec<String>,
     /// The program and its arguments.
@@ -113,7 +113,7 @@ impl Spawner for LocalSpawner {
 
         let options = GuardOptions {
             control: guards_end.as_raw_fd(),
-            rank: worker.rank,
+            name: worker.name.clone(),
             grace: self.grace,
             cpus: worker.cpus.clone(),
             files: self.files,

@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::control::Ending;
+use super::course::{Course, Turn};
 use super::signal::{Arrived, Signal};
 
 /// How patient the supervisor is.
@@ -66,7 +67,7 @@ pub enum Event {
 }
 
 /// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Start this rank. [`Event::Gone`] must follow some time, whether it starts or not.
     Spawn {
@@ -75,6 +76,13 @@ pub enum Action {
     },
     /// Send a signal to a rank's worker.
     Signal {
+        /// The rank.
+        rank: usize,
+        /// Which signal.
+        signal: Signal,
+    },
+    /// Send a signal to a rank's worker alone, not to those that it started.
+    Ask {
         /// The rank.
         rank: usize,
         /// Which signal.
@@ -89,6 +97,13 @@ pub enum Action {
     Suspend,
     /// Tell the user.
     Tell(Notice),
+    /// Say this to the user, if the launcher may say as much.
+    Say {
+        /// How much it must be allowed to say: 0 for why a job failed, 1 for what a user wants to know, 2 for all.
+        level: u8,
+        /// What.
+        text: String,
+    },
 }
 
 /// What the user is told.
@@ -134,6 +149,13 @@ pub enum Cause {
         /// The rank.
         rank: usize,
     },
+    /// This member of an elastic job ended with code 0 and without a goodbye: the others waited for it.
+    NoGoodbye {
+        /// Which.
+        rank: usize,
+    },
+    /// An elastic job cannot go on, and no worker of this launcher is to blame.
+    CannotGoOn,
     /// The launcher got a signal.
     Signal(Arrived),
     /// The time limit passed.
@@ -147,6 +169,7 @@ impl Cause {
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Done => 0,
+            Self::NoGoodbye { .. } | Self::CannotGoOn => 1,
             // A guard that is killed is killed by somebody: the code of SIGKILL.
             Self::Lost { .. } => Signal::KILL.exit_code(),
             Self::Failed { ending, .. } => ending.exit_code(),
@@ -172,24 +195,11 @@ enum Life {
     Gone { success: bool },
 }
 
-/// Where the job is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Running,
-    Ending { cause: Cause, since: Instant },
-    Killing { cause: Cause },
-}
-
-/// Two interrupts closer together than this are one: some senders signal a process and then its group.
-const SAME_INTERRUPT: Duration = Duration::from_millis(50);
-
 /// The state machine.
 #[derive(Debug)]
 pub struct Supervisor {
     ranks: Vec<Life>,
-    phase: Phase,
-    policy: Policy,
-    started_at: Instant,
+    course: Course,
     actions: VecDeque<Action>,
 }
 
@@ -197,7 +207,7 @@ impl Supervisor {
     /// A job of `size` ranks that begins now.
     pub fn new(now: Instant, size: usize, policy: Policy) -> Self {
         let actions = (0..size).map(|rank| Action::Spawn { rank }).collect();
-        Self { ranks: vec![Life::Waiting; size], phase: Phase::Running, policy, started_at: now, actions }
+        Self { ranks: vec![Life::Waiting; size], course: Course::new(now, policy), actions }
     }
 
     /// Takes an event. Events about ranks that do not exist, or that come twice, change nothing.
@@ -220,35 +230,23 @@ impl Supervisor {
                     *life = Life::Gone { success };
                 }
             }
-            Event::Signal(arrived) => self.on_signal(now, arrived),
-            Event::OutputClosed => self.end(now, Cause::OutputClosed, Signal::TERM),
+            Event::Signal(arrived) => {
+                let turn = self.course.handle_signal(now, arrived);
+                self.take(turn);
+            }
+            Event::OutputClosed => self.end(now, Cause::OutputClosed),
         }
     }
 
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
-        match self.phase {
-            Phase::Running => {
-                if self.policy.timeout.is_some_and(|limit| now.saturating_duration_since(self.started_at) >= limit) {
-                    self.end(now, Cause::Timeout, Signal::TERM);
-                }
-            }
-            Phase::Ending { since, .. } => {
-                if now.saturating_duration_since(since) >= self.policy.grace {
-                    self.kill(false);
-                }
-            }
-            Phase::Killing { .. } => {}
-        }
+        let turn = self.course.handle_timeout(now);
+        self.take(turn);
     }
 
     /// When [`Supervisor::handle_timeout`] is to be called next.
     pub fn poll_deadline(&self) -> Option<Instant> {
-        match self.phase {
-            Phase::Running => self.policy.timeout.and_then(|limit| self.started_at.checked_add(limit)),
-            Phase::Ending { since, .. } => since.checked_add(self.policy.grace),
-            Phase::Killing { .. } => None,
-        }
+        self.course.poll_deadline()
     }
 
     /// The next thing to do.
@@ -270,7 +268,7 @@ impl Supervisor {
 
     /// Whether the ranks have been asked to end, or killed.
     pub fn is_ending(&self) -> bool {
-        self.phase != Phase::Running
+        self.course.cause().is_some()
     }
 
     /// Why the job ended, once nothing of any rank is left.
@@ -278,15 +276,13 @@ impl Supervisor {
         if !self.ranks.iter().all(|life| matches!(life, Life::Gone { .. })) {
             return None;
         }
-        match self.phase {
-            Phase::Running => Some(Cause::Done),
+        match self.course.cause() {
+            None => Some(Cause::Done),
             // Ranks that took the signal as a request to finish, and did, make a job that finished.
-            Phase::Ending { cause: Cause::Signal(_), .. } | Phase::Killing { cause: Cause::Signal(_) }
-                if self.ranks.iter().all(|life| *life == Life::Gone { success: true }) =>
-            {
+            Some(Cause::Signal(_)) if self.ranks.iter().all(|life| *life == Life::Gone { success: true }) => {
                 Some(Cause::Done)
             }
-            Phase::Ending { cause, .. } | Phase::Killing { cause } => Some(cause),
+            cause => cause,
         }
     }
 
@@ -295,29 +291,21 @@ impl Supervisor {
         let Some(life @ (Life::Waiting | Life::Starting | Life::Running)) = self.ranks.get_mut(rank) else { return };
         *life = Life::Ended { success };
         if !success {
-            self.end(now, cause, Signal::TERM);
+            self.end(now, cause);
         }
     }
 
-    fn on_signal(&mut self, now: Instant, arrived: Arrived) {
-        match arrived.signal {
-            Signal::TSTP => {
+    fn take(&mut self, turn: Turn) {
+        match turn {
+            Turn::GoOn => {}
+            Turn::PassOn(signal) => self.signal_living(signal),
+            Turn::Suspend => {
                 // SIGSTOP, because a process group without a terminal ignores SIGTSTP.
                 self.signal_living(Signal::STOP);
                 self.actions.push_back(Action::Suspend);
             }
-            Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT => match self.phase {
-                Phase::Running => self.end(now, Cause::Signal(arrived), arrived.signal),
-                Phase::Ending { cause, since } if arrived.signal == Signal::INT => {
-                    let interrupted = matches!(cause, Cause::Signal(first) if first.signal == Signal::INT);
-                    if !interrupted || now.saturating_duration_since(since) >= SAME_INTERRUPT {
-                        self.kill(true);
-                    }
-                }
-                Phase::Ending { .. } | Phase::Killing { .. } => {}
-            },
-            // SIGCONT, SIGUSR1, SIGUSR2: the ranks know what they mean.
-            signal => self.signal_living(signal),
+            Turn::End { cause, signal } => self.ask_all(cause, signal),
+            Turn::Kill { at_once } => self.kill(at_once),
         }
     }
 
@@ -332,12 +320,14 @@ impl Supervisor {
         }
     }
 
-    /// Asks every rank to end, and starts no more.
-    fn end(&mut self, now: Instant, cause: Cause, signal: Signal) {
-        if self.phase != Phase::Running {
-            return;
+    fn end(&mut self, now: Instant, cause: Cause) {
+        if self.course.end(now, cause) {
+            self.ask_all(cause, Signal::TERM);
         }
-        self.phase = Phase::Ending { cause, since: now };
+    }
+
+    /// Asks every rank to end, and starts no more.
+    fn ask_all(&mut self, cause: Cause, signal: Signal) {
         self.actions.retain(|action| !matches!(action, Action::Spawn { .. }));
         for life in &mut self.ranks {
             if *life == Life::Waiting {
@@ -349,8 +339,6 @@ impl Supervisor {
     }
 
     fn kill(&mut self, at_once: bool) {
-        let Phase::Ending { cause, .. } = self.phase else { return };
-        self.phase = Phase::Killing { cause };
         let ranks = self.living().len();
         if ranks > 0 {
             self.actions.push_back(Action::Tell(Notice::Killing { ranks, at_once }));
@@ -367,6 +355,7 @@ impl Supervisor {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::course::SAME_INTERRUPT;
     use super::*;
 
     const GRACE: Duration = Duration::from_secs(5);

@@ -73,6 +73,22 @@ pub(super) fn descendants(root: Pid) -> Vec<(Pid, Pid)> {
     found
 }
 
+/// The processes above one, from its parent on.
+pub(super) fn ancestors(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut next = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    while let Some(above) = next.and_then(parent) {
+        let number = above.as_raw_nonzero().get().unsigned_abs();
+        // Numbers are given out again: a row of them read while processes end could close upon itself.
+        if found.contains(&number) {
+            break;
+        }
+        found.push(number);
+        next = Some(above);
+    }
+    found
+}
+
 /// Sends `signal` to every descendant of `root`, and returns how many there were.
 pub(super) fn signal_descendants(root: Pid, signal: Signal) -> usize {
     let found = descendants(root);
@@ -143,6 +159,8 @@ mod tests {
         let below: Vec<_> = descendants(shell_pid);
         assert_eq!(below, [(Pid::from_raw(sleeper).expect("not 0"), shell_pid)]);
         assert!(descendants(root).contains(&below[0]));
+        let number = |pid: Pid| pid.as_raw_nonzero().get().unsigned_abs();
+        assert_eq!(ancestors(sleeper.unsigned_abs())[..2], [number(shell_pid), number(root)]);
         let by_table: Vec<_> = every_process().into_iter().filter(|(_, parent)| *parent == shell_pid).collect();
         assert_eq!(by_table, below);
         assert_eq!(signal_descendants(shell_pid, Signal::KILL), 1);

@@ -21,7 +21,8 @@ pub(super) fn notice(notice: Notice, policy: Policy, name: impl Fn(usize) -> Str
             };
             let ranks = plural(others, "rank");
             match cause {
-                Cause::Done => return None,
+                // Said in more words by those who know more.
+                Cause::Done | Cause::NoGoodbye { .. } | Cause::CannotGoOn => return None,
                 Cause::Failed { rank, ending } => (ALWAYS, format!("rank {rank} {ending} {}{rest}", name(rank))),
                 Cause::NotStarted { rank, errno } => {
                     let error = io::Error::from_raw_os_error(errno);

@@ -12,9 +12,10 @@ use super::log::{Log, Tail};
 use super::printer::{Source, StreamKind};
 use super::spawn::Running;
 
-/// One rank's processes and streams, from its start on.
+/// One worker's processes and streams, from its start on.
 pub(super) struct Worker {
-    rank: usize,
+    /// The number that stands before its lines.
+    pub(super) label: usize,
     pub(super) running: Running,
     reports: Lines,
     /// The process id of the worker itself, once the guard has told it.
@@ -50,15 +51,15 @@ pub(super) enum Pumped {
 const READS: usize = 32;
 
 impl Worker {
-    pub(super) fn new(rank: usize, running: Running, [out, err]: [Log; 2]) -> Self {
+    pub(super) fn new(label: usize, running: Running, [out, err]: [Log; 2]) -> Self {
         let stream = |kind, log| Stream { kind, open: true, lines: LineBuffer::default(), log, tail: Tail::default() };
         let streams = [stream(StreamKind::Out, out), stream(StreamKind::Err, err)];
-        Self { rank, running, reports: Lines::default(), pid: None, gone: false, streams }
+        Self { label, running, reports: Lines::default(), pid: None, gone: false, streams }
     }
 
     /// Tells the guard something. It reads at once, and the orders are few: they fit the socket's buffer.
     pub(super) fn order(&self, order: Order) {
-        tracing::debug!(rank = self.rank, ?order, "order");
+        tracing::debug!(label = self.label, ?order, "order");
         let flags = rustix::net::SendFlags::NOSIGNAL;
         let _ = rustix::net::send(&self.running.control, order.encode().as_bytes(), flags);
     }
@@ -103,7 +104,7 @@ impl Worker {
             Err(_) => 0,
             Ok(count) => count,
         };
-        let source = Source::Rank(self.rank, kind);
+        let source = Source::Rank(self.label, kind);
         let Some(stream) = self.stream(kind) else { return Pumped::Ended };
         let bytes = buffer.get(..read).unwrap_or_default();
         if bytes.is_empty() {
@@ -142,7 +143,7 @@ impl Worker {
     /// Closes streams that something outside the job still holds open.
     pub(super) fn close_streams(&mut self, console: &mut Console) {
         for stream in self.streams.iter_mut().filter(|stream| stream.open) {
-            stream.close(Source::Rank(self.rank, stream.kind), console);
+            stream.close(Source::Rank(self.label, stream.kind), console);
         }
     }
 }

@@ -23,12 +23,21 @@ pub struct HostIdentity {
 impl HostIdentity {
     /// That of this process.
     pub fn current() -> io::Result<Self> {
+        // The thread's own namespace: a thread may have entered another one than the process began in.
+        Self::in_namespace("/proc/thread-self/ns/net")
+    }
+
+    /// That of another process of this user, while it lives.
+    pub fn of_process(pid: u32) -> io::Result<Self> {
+        Self::in_namespace(&format!("/proc/{pid}/ns/net"))
+    }
+
+    fn in_namespace(path: &str) -> io::Result<Self> {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
         let boot =
             u128::from_str_radix(&digits, 16).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "boot id"))?;
-        // The thread's own namespace: a thread may have entered another one than the process began in.
-        let namespace = std::fs::metadata("/proc/thread-self/ns/net")?;
+        let namespace = std::fs::metadata(path)?;
         let user = rustix::process::geteuid().as_raw();
         Ok(Self { boot, network: (namespace.ino(), namespace.dev()), user })
     }
@@ -42,5 +51,6 @@ mod tests {
     fn one_process_is_one_host() {
         assert_eq!(HostIdentity::current().unwrap(), HostIdentity::current().unwrap());
         assert_ne!(HostIdentity::current().unwrap().boot, 0);
+        assert_eq!(HostIdentity::of_process(std::process::id()).unwrap(), HostIdentity::current().unwrap());
     }
 }

@@ -1,6 +1,7 @@
 //! The launcher, as its user meets it: real processes, real signals, a real terminal.
 
 mod doctor;
+mod elastic;
 mod exits;
 mod input;
 mod orphans;

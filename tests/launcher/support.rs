@@ -64,17 +64,23 @@ pub struct Started {
     pub child: Child,
     pidfd: OwnedFd,
     lines: Option<BufReader<std::process::ChildStdout>>,
+    reader: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Started {
     pub fn new(mut child: Child) -> Self {
         let pidfd = hold(Pid::from_child(&child));
         let lines = child.stdout.take().map(BufReader::new);
-        Self { child, pidfd, lines }
+        Self { child, pidfd, lines, reader: None }
     }
 
     pub fn of(mut command: Command) -> Self {
         Self::new(command.spawn().expect("the launcher starts"))
+    }
+
+    /// Ends with the process: a thread that reads what it says.
+    pub fn keep(&mut self, reader: std::thread::JoinHandle<()>) {
+        self.reader = Some(reader);
     }
 
     pub fn pid(&self) -> Pid {
@@ -145,6 +151,7 @@ impl Drop for Started {
         // A failed test leaves nothing behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let _ = self.reader.take().map(std::thread::JoinHandle::join);
     }
 }
 

@@ -16,6 +16,8 @@ pub enum Bind {
     FirstOf(Vec<SocketAddr>),
     /// At the abstract Unix socket of this name, for processes of this user.
     Unix(String),
+    /// At all of these. The first is the one that is told.
+    All(Vec<Bind>),
 }
 
 /// Listens there.
@@ -31,6 +33,10 @@ pub(in crate::bootstrap) fn listen(bind: &Bind) -> Result<Vec<Listener>> {
         Error::environment(format!("cannot listen at {place}: {error}"), hint)
     };
     match bind {
+        Bind::All(binds) => {
+            let listeners = binds.iter().map(listen).collect::<Result<Vec<_>>>()?;
+            Ok(listeners.into_iter().flatten().collect())
+        }
         Bind::Unix(name) => Listener::unix(name)
             .map(|listener| vec![listener])
             .map_err(|error| failed(&format!("unix:@{name}"), &error)),

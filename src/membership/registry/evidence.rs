@@ -111,7 +111,7 @@ impl Registry {
                 self.timers.clear(Timer::Silence(slot));
                 self.awaits_no_more(slot);
                 self.tell_slot(slot, FromRegistry::Goodbye);
-                self.note(Event::Left { slot, reason });
+                self.note(Event::Left { slot, is_done, reason });
                 self.persist_soon();
             }
             Standing::Left => self.tell_slot(slot, FromRegistry::Goodbye),

@@ -39,13 +39,14 @@ mod timers;
 pub mod verdict;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use config::RegistryConfig;
 pub use persistence::{State, StoredMember};
 
 use crate::types::{Deadline, Generation};
-use crate::wire::registry::{FromRegistry, Gone, Slot, ToRegistry, Token, Whom, Why};
+use crate::wire::registry::{FromRegistry, Gone, ProcessRecord, Slot, ToRegistry, Token, Whom, Why};
 use change::{Change, Publication};
 use links::Links;
 use roster::{Slots, Standing};
@@ -87,8 +88,8 @@ pub enum Event {
     Registered {
         /// Its slot.
         slot: Slot,
-        /// Its process, in words.
-        who: String,
+        /// Which process.
+        process: Arc<ProcessRecord>,
     },
     /// A process that waited for a view is gone.
     Forgotten {
@@ -103,6 +104,8 @@ pub enum Event {
     Left {
         /// Its slot.
         slot: Slot,
+        /// Whether its work is done; otherwise it was asked to go.
+        is_done: bool,
         /// Its reason.
         reason: String,
     },
@@ -195,6 +198,8 @@ pub struct Registry {
     counted: u64,
     changes: u64,
     next_slot: Slot,
+    /// Slots below the next that nobody has had: others wished for later ones. They are for those that wish for them.
+    skipped: BTreeSet<Slot>,
     slots: Slots,
     /// The change that is under way.
     change: Option<Change>,
@@ -236,6 +241,7 @@ impl Registry {
             counted: 0,
             changes: 0,
             next_slot: config.np,
+            skipped: BTreeSet::new(),
             slots: Slots::default(),
             change: None,
             gone: Vec::new(),

@@ -9,6 +9,9 @@ use super::{Action, Connection, Event, Registry};
 use crate::types::{Deadline, Generation};
 use crate::wire::registry::{FromRegistry, MAX_MEMBERS, Register, Slot, VERSION};
 
+/// How far ahead of the next slot a wish may be, and how many slots that nobody has had are remembered.
+const MAX_SKIPPED: usize = 1024;
+
 const SAME_VERSION: &str = "use the same version of Phalanx for all members and the registry";
 
 impl Registry {
@@ -124,13 +127,9 @@ impl Registry {
                 wish
             }
             None if is_gathering => self.slots.lowest_free(0),
-            None => {
-                let slot = self.next_slot.max(self.slots.lowest_free(self.next_slot));
-                self.next_slot = slot + 1;
-                slot
-            }
+            None => self.new_slot(register.wish),
         };
-        let who = entry.process.to_string();
+        let process = entry.process.clone();
         self.slots.insert(slot, entry);
         if is_gathering {
             // The first view, or the word that there is none, is to be there before anybody gives up.
@@ -139,8 +138,28 @@ impl Registry {
         }
         self.watch(now, slot);
         self.welcome(slot);
-        self.note(Event::Registered { slot, who });
+        self.note(Event::Registered { slot, process });
         self.tell_waiting(now, Some(slot));
+    }
+
+    /// A slot that nobody has had: the one that the launcher wished for, if it is one of those and not far ahead.
+    fn new_slot(&mut self, wish: Option<Slot>) -> Slot {
+        let next = self.next_slot.max(self.slots.lowest_free(self.next_slot));
+        match wish {
+            Some(wish) if self.skipped.remove(&wish) => return wish,
+            Some(wish) if (next..next + MAX_SKIPPED).contains(&wish) && self.slots.get(wish).is_none() => {
+                let nobodys = (next..wish).filter(|slot| self.slots.get(*slot).is_none());
+                self.skipped.extend(nobodys);
+                while self.skipped.len() > MAX_SKIPPED {
+                    self.skipped.pop_first();
+                }
+                self.next_slot = wish + 1;
+                return wish;
+            }
+            _ => {}
+        }
+        self.next_slot = next + 1;
+        next
     }
 
     fn move_elsewhere(&mut self, slot: Slot) {

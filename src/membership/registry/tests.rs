@@ -157,3 +157,24 @@ fn a_loss_is_closed_up_with_the_verdict_of_those_that_are_left() {
     }
     assert_eq!(bench.registry.members(), [0, 2, 3]);
 }
+
+#[test]
+fn a_newcomer_has_the_slot_that_it_wishes_if_nobody_had_it() {
+    let mut bench = Bench::steady(RegistryConfig { max_np: 9, ..RegistryConfig::new(2) });
+    let mut slot_of = |number: usize, wish| {
+        bench.say(number as u64, register(number, wish, None));
+        match bench.events.last() {
+            Some(Event::Registered { slot, process: who }) if **who == process(number) => *slot,
+            other => panic!("{other:?}"),
+        }
+    };
+    // In another order than they were started in, and one that never comes.
+    assert_eq!(slot_of(10, Some(4)), 4);
+    assert_eq!(slot_of(11, Some(2)), 2);
+    assert_eq!(slot_of(12, None), 5);
+    assert_eq!(slot_of(13, Some(4)), 6, "somebody has it");
+    assert_eq!(slot_of(14, Some(0)), 7, "somebody had it in the first view");
+    assert_eq!(slot_of(15, Some(2)), 8, "somebody has it");
+    assert_eq!(slot_of(16, Some(usize::MAX)), 9, "too far ahead");
+    assert_eq!(slot_of(17, Some(3)), 3);
+}

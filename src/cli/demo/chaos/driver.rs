@@ -165,10 +165,8 @@ impl Driver {
                     let cause = cause.join("; ");
                     self.views.push(View { generation: generation.0, members, cause, held_up_ms: 0.0 });
                 }
-                Heard::Registry(Event::Registered { slot, who }) => {
-                    // `process 123 on host`
-                    let pid = who.split_whitespace().nth(1).and_then(|pid| pid.parse().ok());
-                    if let Some(process) = pid.and_then(|pid: u32| self.processes.get_mut(&pid)) {
+                Heard::Registry(Event::Registered { slot, process }) => {
+                    if let Some(process) = self.processes.get_mut(&process.pid) {
                         process.slot = Some(slot);
                     }
                 }

@@ -1,5 +1,7 @@
 //! `phalanx run`.
 
+mod elastic;
+
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
@@ -21,13 +23,13 @@ const MAX_HOSTFILE: u64 = 1 << 20;
 /// Start a program on several ranks and see it through.
 ///
 /// Starts N copies of COMMAND, tells each its rank, and shows what they write, each line behind the number of its rank.
-/// The first rank that fails ends the job. When the launcher ends, however it ends, nothing that the ranks started is
+/// The first rank that fails ends the job, unless it is elastic: then the others go on. When the launcher ends, however it ends, nothing that the ranks started is
 /// left.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = AFTER_HELP, override_usage = "phalanx run -np N [OPTIONS] COMMAND [ARGUMENTS]...")]
 pub struct Run {
     /// How many ranks. Without it: as many as the hosts have slots.
-    #[arg(short = 'n', long = "np", alias = "np-with-one-dash", value_name = "N")]
+    #[arg(short = 'n', long = "np", aliases = ["np-with-one-dash", "num-proc"], value_name = "N")]
     np: Option<usize>,
     /// Hosts and how many ranks each takes, as host:slots,... (1 slot if not given).
     #[arg(short = 'H', long = "hosts", alias = "host", value_name = "HOSTS", conflicts_with = "hostfile")]
@@ -83,6 +85,8 @@ pub struct Run {
     /// Say only why a job failed.
     #[arg(short, long)]
     quiet: bool,
+    #[command(flatten)]
+    elastic: elastic::ElasticOptions,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -98,12 +102,24 @@ Examples:
       Set a variable for the ranks; give up after ten minutes.
   phalanx run -np 4 --dry-run ./train
       Who would run where, with which variables.
+  phalanx run -np 4 --min-np 2 python train.py
+      An elastic job: ranks that fall are replaced, and the others go on meanwhile as long as 2 are left.
+  phalanx run -np 2 --min-np 1 --max-np 8 --host-discovery-script ./hosts.sh python train.py
+      As many ranks as the hosts have slots that the script prints, up to 8.
 
 What a rank finds:
   PHALANX_RANK, PHALANX_SIZE, PHALANX_LOCAL_RANK, PHALANX_LOCAL_SIZE, PHALANX_CROSS_RANK, PHALANX_CROSS_SIZE,
   where to meet (PHALANX_RENDEZVOUS), and the job's key (PHALANX_KEY). What other launchers say about rank and size is
   taken out. Unless they are set: OMP_NUM_THREADS is the rank's share of the cores, and PYTHONUNBUFFERED is 1.
   Rank 0 reads the launcher's input; the others read nothing.
+  In an elastic job ranks change. A worker finds where to ask for its own (PHALANX_REGISTRY, PHALANX_KEY), the slot it is to
+  have (PHALANX_SLOT), which stands before its lines and stays the same, and its number on its host (PHALANX_LOCAL_RANK).
+
+Elastic jobs:
+  The program takes part through phalanx::elastic or phalanx.elastic. A worker that fails is replaced at once; one that
+  does not come to work is started again after a second, then two, four, up to a minute. A worker whose host is no longer
+  in the list gets SIGTERM: it finishes its step, says goodbye and ends. `phalanx status` shows the members, `phalanx evict`
+  takes one out.
 
 Signals:
   SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on and end the job; ranks that have not ended after the grace
@@ -117,7 +133,9 @@ Exit codes:
   126      the command cannot be executed
   127      the command was not found
   128+N    ended by signal N: the first rank that failed was, or the launcher got it
-  other    the exit code of the first rank that failed";
+  other    the exit code of the first rank that failed
+An elastic job ends with 0 when all its members said goodbye. If it cannot go on, it ends with the code of the first
+worker that failed after its last change of members; with 1 if none did.";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum BindChoice {
@@ -147,7 +165,7 @@ fn parse<T: std::str::FromStr<Err = String>>(text: &str) -> Result<T, String> {
 }
 
 /// Seconds, or a number with `ms`, `s`, `m` or `h`.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub fn seconds(text: &str) -> Result<Duration, String> {
     let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let (number, unit) =
         units.iter().find_map(|(unit, length)| Some((text.strip_suffix(unit)?, *length))).unwrap_or((text, 1.0));
@@ -246,6 +264,7 @@ impl Run {
                 (false, false) => 1,
                 (false, true) => 2,
             },
+            elastic: self.elastic.elasticity(),
             adopt_orphans: true,
             take_signals: true,
             ..Job::new(self.command.into_iter().map(super::as_typed).collect(), 0)
