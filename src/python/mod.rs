@@ -32,6 +32,9 @@ fn class_of<'py>(py: Python<'py>, error: &Error) -> PyResult<&'py Bound<'py, PyT
     static PEER_FAILED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     static TIMEOUT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     static CLOSED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static VIEW_CHANGED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static EVICTED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static STATE_DIFFERS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     static SURROUNDINGS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     static INTERNAL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let (cell, name) = match error {
@@ -40,6 +43,9 @@ fn class_of<'py>(py: Python<'py>, error: &Error) -> PyResult<&'py Bound<'py, PyT
         Error::PeerFailed { .. } => (&PEER_FAILED, "PeerFailedError"),
         Error::Timeout { .. } => (&TIMEOUT, "PhalanxTimeoutError"),
         Error::Closed { .. } => (&CLOSED, "ClosedError"),
+        Error::ViewChanged { .. } => (&VIEW_CHANGED, "ViewChangedError"),
+        Error::Evicted { .. } => (&EVICTED, "EvictedError"),
+        Error::StateDiffers { .. } => (&STATE_DIFFERS, "StateDiffersError"),
         Error::Environment { .. } => (&SURROUNDINGS, "PhalanxEnvironmentError"),
         Error::Internal { .. } => (&INTERNAL, "InternalError"),
     };
