@@ -162,6 +162,9 @@ impl World {
         if let Some(tally) = &mut self.tally {
             tally.from_member(number, &message);
         }
+        if self.random.chance(self.plan.duplicates) {
+            self.schedule_at(at, Event::ToRegistry(connection, message.clone()));
+        }
         self.schedule_at(at, Event::ToRegistry(connection, message));
     }
 
@@ -185,7 +188,10 @@ impl World {
         if let Some(tally) = &mut self.tally {
             tally.to_member(number, &message);
         }
-        let message = std::rc::Rc::unwrap_or_clone(message);
+        let mut message = std::rc::Rc::unwrap_or_clone(message);
+        if self.plan.encodes {
+            message = FromRegistry::decode(&message.encode()[4..]).expect("what is encoded can be decoded");
+        }
         self.with_member(number, |member, now| member.handle_message(now, message));
     }
 
@@ -303,6 +309,12 @@ impl World {
         };
         if installation.outcome == Outcome::Counted && !before.holds_at_stop {
             self.checks.fail(format!("{by} is told to apply step {}, and lacks its results", before.counted + 1));
+        }
+        if installation.outcome == Outcome::GivenUp {
+            let stayed = members.len() - installation.joined.len();
+            if stayed >= self.plan.config.min_np {
+                self.checks.fail(format!("{by} gives up a step, though {stayed} that could run it again are left"));
+            }
         }
         if applies {
             self.counts(number, before.counted + 1, before.generation);

@@ -31,6 +31,7 @@ fn whatever_happens_there_is_one_view_and_one_verdict() {
                 sum.views += figures.views;
                 sum.steps += figures.steps;
                 sum.time += figures.time;
+                sum.settled_after = sum.settled_after.max(figures.settled_after);
             }
             Err(failure) => failures.push(format!("PHALANX_SEED={seed}: {failure}")),
         }
