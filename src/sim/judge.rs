@@ -103,9 +103,6 @@ impl World {
             self.checks.said(view.generation.0);
             self.passes(Point::Publishes, None);
         }
-        if let Some(tally) = &mut self.tally {
-            tally.from_registry(connections.len(), &message);
-        }
         let message = Rc::new(message);
         for connection in connections {
             let connection = connection as usize;
@@ -135,9 +132,6 @@ impl World {
                 self.judge.reports.clear();
                 self.has_waited |= generation == Generation::FIRST && self.now >= 25 * SECOND;
                 self.checks.view("the registry", generation.0, &members, self.shown(generation, counted));
-                if let Some(tally) = &mut self.tally {
-                    tally.views.push((generation.0, self.now));
-                }
             }
             registry::Event::Waiting { .. } => self.has_waited = true,
             registry::Event::Ended(outcome) => {
@@ -179,9 +173,6 @@ impl World {
             *last = (*last).max(at);
             let at = *last;
             return self.schedule_at(at, Event::ToRegistry(connection, message));
-        }
-        if let Some(tally) = &mut self.tally {
-            tally.to_registry(&message);
         }
         if self.plan.encodes {
             message = ToRegistry::decode(&message.encode()[4..]).expect("what is encoded can be decoded");

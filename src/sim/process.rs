@@ -159,9 +159,6 @@ impl World {
         let end = &mut self.connections[connection];
         end.last_to_registry = end.last_to_registry.max(self.now + delay);
         let at = end.last_to_registry;
-        if let Some(tally) = &mut self.tally {
-            tally.from_member(number, &message);
-        }
         if self.random.chance(self.plan.duplicates) {
             self.schedule_at(at, Event::ToRegistry(connection, message.clone()));
         }
@@ -184,9 +181,6 @@ impl World {
         }
         if self.bug == Bug::IgnoresEviction && matches!(*message, FromRegistry::Evicted { .. }) {
             return;
-        }
-        if let Some(tally) = &mut self.tally {
-            tally.to_member(number, &message);
         }
         let mut message = std::rc::Rc::unwrap_or_clone(message);
         if self.plan.encodes {
@@ -295,13 +289,6 @@ impl World {
         let before = self.processes[number].engine.clone();
         if generation <= before.generation {
             self.checks.fail(format!("{by} goes from generation {} to {generation}", before.generation));
-        }
-        if self.tally.as_mut().is_some_and(|tally| tally.is_stopped()) {
-            // The figures are of one change of view, not of the work between.
-            self.processes[number].engine.generation = generation;
-            self.processes[number].engine.members = members;
-            self.processes[number].engine.place = Place::Working;
-            return;
         }
         let applies = match self.bug {
             Bug::AppliesWhatItHolds => before.generation > 0 && self.processes[number].engine.holds_at_stop,

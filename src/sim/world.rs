@@ -12,7 +12,6 @@ use super::network::{Barriers, Connection, End, Partition};
 use super::plan::{Fault, Plan, Point, SECOND, Strike, Time};
 use super::process::Process;
 use super::random::Random;
-use super::tally::Tally;
 use super::work::{Place, StageKey, Stages};
 use crate::membership::registry::{Broken, Registry, State};
 use crate::types::Deadline;
@@ -80,7 +79,6 @@ pub(super) struct World {
     pub(super) disk_stops: Time,
     /// What was on the disk before the last state, for the mistake that needs it.
     pub(super) stored_before: Option<State>,
-    pub(super) tally: Option<Tally>,
     is_told: bool,
     /// Whether it had to wait for members to come, as long as they were given.
     pub(super) has_waited: bool,
@@ -137,7 +135,6 @@ impl World {
             disk_free: 0,
             disk_stops: 0,
             stored_before: None,
-            tally: None,
             is_told,
             has_waited: false,
             steady: None,
