@@ -140,7 +140,6 @@ impl Registry {
         self.watch(now, slot);
         self.welcome(slot);
         self.note(Event::Registered { slot, who });
-        self.tell_waiting(now, Some(slot));
     }
 
     fn move_elsewhere(&mut self, slot: Slot) {
