@@ -1,7 +1,7 @@
 //! Where the job's key comes from.
 
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::settings::KeySource;
@@ -48,8 +48,14 @@ fn from_file(path: &Path) -> Result<JobKey> {
             "expected a file with 64 hexadecimal digits, readable by its owner alone",
         )
     };
-    let mut file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
+    // Without waiting: the start-up deadline does not reach a pipe that nobody writes to.
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let mut file = file.map_err(|error| failed(error.to_string()))?;
     let about = file.metadata().map_err(|error| failed(error.to_string()))?;
+    if !about.is_file() {
+        return Err(failed("it is not a regular file".into()));
+    }
     // The open file is asked, not the path, so that nobody can swap it in between.
     if about.mode() & 0o077 != 0 {
         return Err(Error::environment(
@@ -99,6 +105,16 @@ mod tests {
         let error = from_file(&path).unwrap_err().to_string();
         assert!(error.contains("64 hexadecimal digits") && !error.contains("hunter2"), "{error}");
         assert!(from_file(&folder.path().join("none")).unwrap_err().to_string().contains("PHALANX_KEY_FILE="));
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        for path in [pipe.as_path(), folder.path()] {
+            assert!(from_file(path).unwrap_err().to_string().contains("not a regular file"));
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use phalanx::bootstrap::MAX_SIZE;
 use phalanx::schedule::cost::{CostModel, LinkModel};
 use phalanx::schedule::explain::{Question, explain, spread};
 use phalanx::types::Collective;
@@ -71,6 +72,9 @@ impl Explain {
     fn explain(&self) -> Result<String, String> {
         if self.np == 0 || self.hosts == 0 || self.hosts > self.np {
             return Err(format!("{} ranks on {} hosts given, at least one rank a host expected", self.np, self.hosts));
+        }
+        if self.np > MAX_SIZE {
+            return Err(format!("{} ranks given, at most {MAX_SIZE} expected", self.np));
         }
         if !self.network.is_finite() || self.network <= 0.0 {
             return Err(format!("a network of {} Gbit/s given, a speed above 0 expected", self.network));

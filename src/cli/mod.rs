@@ -14,6 +14,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use phalanx::TransportKind;
 
 /// Collective communication for data-parallel training.
 #[derive(Debug, Parser)]
@@ -51,6 +52,17 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Reads a transport between processes.
+fn carrier(text: &str) -> Result<TransportKind, String> {
+    match text.parse() {
+        Ok(TransportKind::Inproc) => {
+            Err("inproc is for ranks that are threads of one process; expected shm or tcp".into())
+        }
+        Ok(kind) => Ok(kind),
+        Err(_) => Err(format!("unknown transport {text:?}; expected shm or tcp")),
+    }
+}
+
 /// Prints the whole output of a command. A reader that has seen enough is no error.
 fn print(text: &str, code: ExitCode) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
@@ -84,5 +96,19 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn threads_are_no_transport_between_processes() {
+        for command in ["demo", "bench", "run"] {
+            for (name, words) in
+                [("inproc", "threads of one process; expected shm or tcp"), ("x", "expected shm or tcp")]
+            {
+                let line = ["phalanx", command, "--transport", name];
+                let error = Cli::try_parse_from(line).unwrap_err().to_string();
+                assert!(error.contains(words), "{command}: {error}");
+            }
+        }
+        assert_eq!(carrier("tcp"), Ok(TransportKind::Tcp));
     }
 }

@@ -1,6 +1,7 @@
 //! `phalanx run`.
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,6 +14,9 @@ use phalanx::launch::printer::Prefix;
 use phalanx::launch::supervise::Policy;
 use phalanx::launch::{Colour, Job, LaunchError, Output};
 use phalanx::types::{Algorithm, Error, TransportKind};
+
+/// The most bytes of a host file: a thousand hosts need a tenth of it.
+const MAX_HOSTFILE: u64 = 1 << 20;
 
 /// Start a program on several ranks and see it through.
 ///
@@ -44,7 +48,7 @@ pub struct Run {
     #[arg(long, value_name = "WHAT", default_value = "none")]
     bind_to: BindChoice,
     /// How data moves between ranks (PHALANX_TRANSPORT for them) [default: chosen for each pair].
-    #[arg(long, value_name = "NAME", value_parser = parse::<TransportKind>)]
+    #[arg(long, value_name = "NAME", value_parser = super::carrier)]
     transport: Option<TransportKind>,
     /// The algorithm of collectives (PHALANX_ALGORITHM for them) [default: chosen by size].
     #[arg(long, value_name = "NAME", value_parser = parse::<Algorithm>)]
@@ -182,8 +186,14 @@ impl Run {
         match (&self.hosts, &self.hostfile) {
             (Some(list), _) => hosts::parse_list(list),
             (None, Some(path)) => {
-                let text = std::fs::read(path)
-                    .map_err(|error| Error::invalid(format!("--hostfile {}: {error}", path.display())))?;
+                let failed =
+                    |what: &dyn std::fmt::Display| Error::invalid(format!("--hostfile {}: {what}", path.display()));
+                let mut text = Vec::new();
+                let file = std::fs::File::open(path).map_err(|error| failed(&error))?;
+                file.take(MAX_HOSTFILE + 1).read_to_end(&mut text).map_err(|error| failed(&error))?;
+                if text.len() as u64 > MAX_HOSTFILE {
+                    return Err(failed(&format_args!("more than {MAX_HOSTFILE} bytes")));
+                }
                 hosts::parse_file(path, &String::from_utf8_lossy(&text))
             }
             (None, None) => Ok(Vec::new()),

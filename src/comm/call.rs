@@ -340,10 +340,19 @@ mod tests {
             Call::allreduce(DataType::F64, 6, ReduceOp::Sum),
             Call::allreduce(DataType::F32, 6, ReduceOp::Max),
             Call::allreduce(DataType::F32, 6, Reduction::new(ReduceOp::Sum).prescale(0.5)),
+            Call::allreduce(DataType::F32, 6, Reduction::new(ReduceOp::Sum).postscale(0.5)),
             Call::reduce(DataType::F32, 6, ReduceOp::Sum, 0),
         ] {
             assert_ne!(sign(other), sum);
         }
+        // In rank order and in any order, partial results travel on other ways.
+        let ordered = Call::allreduce(DataType::F32, 6, ReduceOp::Sum).signature(Algorithm::Ring, true, 3);
+        assert_ne!(ordered, sum);
+        let user = |name: &str| sign(Call::allreduce(DataType::F32, 6, Reduction::user(name, |_, _, _| ())));
+        assert_eq!(user("clip"), user("clip"));
+        assert_ne!(user("clip"), user("norm"));
+        let reduce = |root| sign(Call::reduce(DataType::F32, 6, ReduceOp::Sum, root));
+        assert_ne!(reduce(0), reduce(1));
         let blocks = |counts: &[usize]| sign(Call::allgatherv(DataType::F32, counts));
         assert_ne!(blocks(&[1, 2, 3]), blocks(&[3, 2, 1]));
     }

@@ -34,7 +34,7 @@ pub(super) fn sleeper() -> Result<Arc<Sleeper>> {
     Sleeper::new().map(Arc::new).map_err(|error| {
         Error::environment(
             format_args!("cannot make what the engine sleeps on: {error}"),
-            "raise the limit on open files (ulimit -n)",
+            "raise the limits on open files, file size and memory (ulimit -n, -f, -v)",
         )
     })
 }
@@ -87,6 +87,9 @@ impl Config {
     pub fn connect(&self) -> Result<Communicator> {
         let deadline = Deadline::after(Instant::now(), self.settings.start_timeout);
         let (rank, size) = (self.launch.rank, self.launch.size);
+        for note in &self.launch.notes {
+            tracing::warn!("{note}");
+        }
         let settings = Settings {
             timeout: self.settings.timeout,
             algorithm: self.settings.algorithm,

@@ -1,6 +1,7 @@
 //! A pending operation, untyped.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,12 @@ use crate::types::{Deadline, Error, Result};
 pub struct Handle {
     pub(super) world: Arc<World>,
     pub(super) completion: Arc<Completion>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
 }
 
 impl Handle {

@@ -11,6 +11,7 @@ use crate::types::{Element, Error, Reduction, Result};
 /// A pending call that owns its buffer, and gives it back with the result.
 ///
 /// Dropping it is safe: the call goes on, as the other ranks expect, and the buffer is freed when it has ended.
+#[derive(Debug)]
 #[must_use = "a call that nobody waits for may fail unnoticed"]
 pub struct Pending<B> {
     handle: Handle,

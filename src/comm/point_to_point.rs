@@ -164,9 +164,9 @@ impl Communicator {
         let id = CommunicatorId(digest.0 | 1 << 63);
         let mut points = self.inner.points.lock().unwrap_or_else(PoisonError::into_inner);
         if let std::collections::hash_map::Entry::Vacant(e) = points.entry(id) {
-            let members = Arc::from([self.inner.members[source], self.inner.members[target]]);
+            let members = [self.inner.members[source], self.inner.members[target]];
             let rank = usize::from(self.rank() == target);
-            self.inner.world.engine.add_channel(id, members, rank)?;
+            self.inner.world.engine.add_link(id, members, [source, target], rank)?;
             e.insert(0);
         }
         Ok(id)

@@ -105,6 +105,22 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.in_place(Call::broadcast(T::DATA_TYPE, data.len(), root), data)
     }
 
+    /// Starts a [`send`](Communicator::send).
+    pub fn send<T: Element>(&'scope self, data: &'env [T], to: usize, tag: u32) -> Result<ScopedHandle<'scope>> {
+        let (start, count) = (data.as_ptr().cast(), data.len());
+        // SAFETY: the buffer stays borrowed until the scope has waited for it.
+        let handle = unsafe { self.communicator.submit_send(T::DATA_TYPE, start, count, (to, tag), None)? };
+        Ok(self.remember(handle))
+    }
+
+    /// Starts a [`recv`](Communicator::recv).
+    pub fn recv<T: Element>(&'scope self, data: &'env mut [T], from: usize, tag: u32) -> Result<ScopedHandle<'scope>> {
+        let (start, count) = (data.as_mut_ptr().cast(), data.len());
+        // SAFETY: as in `send`, and nobody else has it.
+        let handle = unsafe { self.communicator.submit_recv(T::DATA_TYPE, start, count, (from, tag), None)? };
+        Ok(self.remember(handle))
+    }
+
     /// Starts any call from `input` to `output`.
     pub fn call<T: Element>(
         &'scope self,

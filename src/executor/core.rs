@@ -1,16 +1,21 @@
 //! The state of the engine, and what every event does to it. Always behind the engine's lock.
 
+mod late;
+mod peers;
+mod token;
+
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::channel::{Channel, is_point_to_point};
+use super::channel::{Channel, Early, is_point_to_point};
 use super::completion::Completion;
 use super::engine::Dial;
 use super::operation::{Message, Operation, Work};
 use super::scratch::ScratchPool;
+use super::waits::Answer;
 use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendRequest, Token};
-use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag, TransportKind};
+use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag};
 use crate::wire::notice::Notice;
 
 /// A peer, by world rank.
@@ -29,6 +34,8 @@ enum Peer {
 struct Queue {
     requests: Vec<Request>,
     notices: Vec<Frame>,
+    /// Whether the peer is connected to hear what was given up, which whoever connects is told.
+    to_tell: bool,
 }
 
 enum Request {
@@ -53,26 +60,6 @@ impl Request {
 struct Slot {
     uses: u32,
     operation: Option<Operation>,
-}
-
-/// How long a step may wait before the peers it waits for are told. Ranks are often a few milliseconds apart; one that is
-/// this late may be in another call, where nobody would send a message to show it.
-const TELL_AFTER: Duration = Duration::from_millis(100);
-
-/// A token is a slot (20 bits), its uses (24 bits) and an instruction number (20 bits).
-mod token {
-    use crate::transport::Token;
-
-    pub const MAX_SLOTS: usize = 1 << 20;
-    pub const MAX_INSTRUCTIONS: usize = 1 << 20;
-
-    pub fn new(slot: usize, uses: u32, instruction: usize) -> Token {
-        Token((slot as u64) << 44 | u64::from(uses & 0xff_ffff) << 20 | instruction as u64)
-    }
-
-    pub fn parts(token: Token) -> (usize, u32, usize) {
-        ((token.0 >> 44) as usize, (token.0 >> 20) as u32 & 0xff_ffff, token.0 as usize & 0xf_ffff)
-    }
 }
 
 /// Everything the engine knows.
@@ -129,11 +116,11 @@ impl Core {
     }
 
     /// Adds a communicator. What peers said of it before is heard now.
-    pub fn add_channel(&mut self, id: CommunicatorId, members: Arc<[usize]>, rank: usize) -> Result<()> {
+    pub fn add_channel(&mut self, id: CommunicatorId, channel: Channel) -> Result<()> {
         if self.channels.contains_key(&id) {
             return Err(Error::internal(format_args!("two communicators with the id {:#x}", id.0)));
         }
-        self.channels.insert(id, Channel::new(members, rank));
+        self.channels.insert(id, channel);
         let (mine, others) = std::mem::take(&mut self.unknown).into_iter().partition(|(_, said)| {
             let (Unknown::Early(tag, _) | Unknown::Abort(tag, _)) = said;
             tag.communicator == id
@@ -168,14 +155,16 @@ impl Core {
             let error = Error::internal("an operation on a communicator that the engine does not know");
             return completion.finish(Err(error), work.keep.take());
         };
-        let mut refusal = None;
         let mut early = Vec::new();
-        if !is_point_to_point(tag.communicator) {
+        if is_point_to_point(tag.communicator) {
+            // Numbered by the caller; two threads may come out of order.
+            channel.next_sequence = channel.next_sequence.max(tag.sequence + 1);
+        } else {
             tag.sequence = channel.next_sequence;
             channel.next_sequence += 1;
             early = channel.take_early(tag.sequence);
-            refusal = channel.abort_cause(tag.sequence).cloned().or_else(|| channel.late_failure.take());
         }
+        let mut refusal = channel.abort_cause(tag.sequence).cloned().or_else(|| channel.late_failure.take());
         let oversized = work.schedule.steps.iter().any(|step| step.instructions.len() > token::MAX_INSTRUCTIONS);
         if oversized || (self.free.is_empty() && self.slots.len() == token::MAX_SLOTS) {
             refusal = Some(Error::invalid("too many operations in flight, or too many ranks in one step"));
@@ -193,12 +182,12 @@ impl Core {
             self.slots.len() - 1
         });
         self.slots[slot].uses = self.slots[slot].uses.wrapping_add(1) & 0xff_ffff;
-        let differs = early.into_iter().find(|(_, theirs)| !operation.agrees_with(theirs));
+        let differs = early.into_iter().find(|message| !operation.agrees_with(&message.call));
         self.slots[slot].operation = Some(operation);
         self.by_tag.insert(tag, slot);
         self.active += 1;
-        if let Some((from, theirs)) = differs {
-            return self.fail_with_mismatch(slot, from, theirs);
+        if let Some(message) = differs {
+            return self.fail_with_mismatch(slot, message);
         }
         self.run_steps(slot);
     }
@@ -256,53 +245,16 @@ impl Core {
             Peer::Connected { endpoint, .. } => hand_over(endpoint.as_mut(), request),
             Peer::Dialling(queue) => queue.requests.push(request),
             state @ Peer::Unconnected => {
-                *state = Peer::Dialling(Queue { requests: vec![request], notices: Vec::new() });
+                *state = Peer::Dialling(Queue { requests: vec![request], ..Queue::default() });
                 self.dial.dial(world);
             }
             Peer::Gone(detail) => {
-                return Err(Error::PeerFailed {
-                    rank: peer,
-                    operation: signature.to_string().into(),
-                    detail: detail.clone(),
-                });
+                let channel = self.channels.get(&tag.communicator);
+                let failure = channel.map(|channel| channel.failure(peer, &signature, detail));
+                return Err(failure.unwrap_or_else(|| Error::internal("a peer without a communicator")));
             }
         }
         Ok(())
-    }
-
-    /// A connection has come into being, or could not.
-    pub fn handle_connection(&mut self, peer: usize, outcome: Result<Box<dyn Endpoint>>) {
-        let mut endpoint = match outcome {
-            Ok(endpoint) => endpoint,
-            Err(error) => return self.lose(peer, error.to_string().into(), true),
-        };
-        let queue = match std::mem::replace(&mut self.peers[peer], Peer::Unconnected) {
-            Peer::Dialling(queue) => queue,
-            Peer::Unconnected => Queue::default(),
-            // A second connection, or one from a rank that was given up: the first word stands.
-            state @ (Peer::Connected { .. } | Peer::Gone(_)) => {
-                self.peers[peer] = state;
-                return;
-            }
-        };
-        // Whoever connects late learns what was given up, and who is gone, before anything else.
-        for (rank, state) in self.peers.iter().enumerate() {
-            if let Peer::Gone(detail) = state {
-                endpoint.notify(frame(&Notice::PeerFailed { rank, detail: detail.to_string() }, self.rank));
-            }
-        }
-        for (&communicator, channel) in &self.channels {
-            if channel.rank_of(peer).is_some() {
-                for (sequence, cause) in channel.aborts() {
-                    let tag = Tag { communicator, sequence };
-                    endpoint.notify(frame(&Notice::Abort { tag, cause: cause.clone() }, channel.rank));
-                }
-            }
-        }
-        queue.notices.into_iter().for_each(|notice| endpoint.notify(notice));
-        self.untold = true;
-        queue.requests.into_iter().for_each(|request| hand_over(endpoint.as_mut(), request));
-        self.peers[peer] = Peer::Connected { endpoint, left: false };
     }
 
     /// Whether there is something to move: operations, or notices that have not left. Who gives an operation up returns
@@ -335,10 +287,14 @@ impl Core {
             Event::Sent(token) | Event::Received(token) => self.handle_complete(token),
             Event::Early { tag, signature } => self.handle_early(peer, tag, signature),
             Event::Mismatch { tag, theirs } => {
-                match self.by_tag.get(&tag) {
-                    Some(&slot) => self.fail_with_mismatch(slot, peer, theirs),
+                let channel = self.channels.get(&tag.communicator);
+                match (self.by_tag.get(&tag), channel.and_then(|channel| channel.rank_of(peer))) {
+                    (Some(&slot), Some(from)) => {
+                        let unaware = channel.and_then(|channel| channel.unaware(from, tag.sequence)).cloned();
+                        self.fail_with_mismatch(slot, Early { from, call: theirs, unaware });
+                    }
                     // The operation has ended here since.
-                    None => self.handle_early(peer, tag, theirs),
+                    _ => self.handle_early(peer, tag, theirs),
                 }
             }
             Event::Notice(frame) => match Notice::decode(&frame.0) {
@@ -350,7 +306,13 @@ impl Core {
                 Some(Notice::PeerFailed { detail, .. }) => {
                     self.lose(peer, format!("it gave this rank up: {detail}").into(), false);
                 }
-                Some(Notice::Waiting { tag, signature }) => self.handle_early(peer, tag, signature),
+                Some(Notice::Waiting { tag, signature, round }) => {
+                    self.handle_early(peer, tag, signature);
+                    self.handle_question(peer, tag, round);
+                }
+                Some(Notice::Stuck { tag, round, rank, step, waiting_for }) => {
+                    self.handle_answer(peer, tag, round, rank, Answer { step, waiting_for });
+                }
                 None => self.lose(peer, "it sent a garbled notice".into(), true),
             },
             Event::Goodbye => {
@@ -395,10 +357,11 @@ impl Core {
         if let Some(&slot) = self.by_tag.get(&tag) {
             let matches = self.slots[slot].operation.as_ref().is_none_or(|here| here.agrees_with(&signature));
             if !matches {
-                self.fail_with_mismatch(slot, peer, signature);
+                let unaware = channel.unaware(from, tag.sequence).cloned();
+                self.fail_with_mismatch(slot, Early { from, call: signature, unaware });
             }
         } else if tag.sequence >= channel.next_sequence {
-            channel.remember_early(tag.sequence, peer, signature);
+            channel.remember_early(tag.sequence, from, signature);
         } else if let Some(ours) = channel.ended_call(tag.sequence)
             // The counts of an alltoall may be those of single exchanges.
             && ours != (if ours.collective == Collective::Alltoall {
@@ -407,35 +370,67 @@ impl Core {
                 signature
             })
         {
-            let cause =
+            let mismatch =
                 Error::Mismatch { sequence: tag.sequence, ours: (channel.rank, ours), theirs: (from, signature) };
-            self.handle_abort(peer, tag, cause);
+            let cause = channel.unaware(from, tag.sequence).cloned().unwrap_or(mismatch);
+            self.give_up_ended(tag, cause);
         }
     }
 
     /// Some rank gave the operation up.
     fn handle_abort(&mut self, peer: usize, tag: Tag, cause: Error) {
-        if is_point_to_point(tag.communicator) {
-            if let Some(&slot) = self.by_tag.get(&tag) {
-                self.fail(slot, cause, false);
-            }
-            return;
-        }
         let Some(channel) = self.channels.get_mut(&tag.communicator) else {
             return self.remember_unknown(peer, Unknown::Abort(tag, cause));
         };
-        if channel.rank_of(peer).is_none() {
+        let Some(from) = channel.rank_of(peer) else {
+            return;
+        };
+        if is_point_to_point(tag.communicator) {
+            match self.by_tag.get(&tag) {
+                Some(&slot) => self.fail(slot, cause, false),
+                // Whoever starts the other half of this message later is told then.
+                None => drop(channel.abort(tag.sequence, &cause)),
+            }
             return;
         }
-        if let Some(&slot) = self.by_tag.get(&tag) {
-            return self.fail(slot, cause, true);
+        match self.by_tag.get(&tag) {
+            Some(&slot) => self.fail(slot, cause, true),
+            None => self.give_up_ended(tag, cause),
         }
-        if channel.abort(tag.sequence, &cause) {
-            if tag.sequence < channel.next_sequence {
-                channel.late_failure = Some(cause.clone());
+        if let Some(channel) = self.channels.get_mut(&tag.communicator) {
+            channel.hear(tag.sequence, from);
+        }
+    }
+
+    /// An operation that is not in flight here, any more or yet, was given up.
+    fn give_up_ended(&mut self, tag: Tag, cause: Error) {
+        let Some(channel) = self.channels.get_mut(&tag.communicator) else {
+            return;
+        };
+        let passed = tag.sequence < channel.next_sequence && !channel.knows(&cause);
+        if !channel.abort(tag.sequence, &cause) {
+            return;
+        }
+        self.tell_abort(tag, &cause);
+        if passed {
+            // It ended well here, and this rank went on. Those that gave it up went on to another call, perhaps, and
+            // what this one waits for may never come.
+            match self.next_in_flight(tag) {
+                Some(slot) => self.fail(slot, cause, true),
+                None => {
+                    if let Some(channel) = self.channels.get_mut(&tag.communicator) {
+                        channel.late_failure = Some(cause);
+                    }
+                }
             }
-            self.tell_abort(tag, &cause);
         }
+    }
+
+    /// The oldest operation in flight that comes after one on the same communicator.
+    fn next_in_flight(&self, tag: Tag) -> Option<usize> {
+        let later = self.by_tag.iter().filter(|(other, _)| other.communicator == tag.communicator);
+        let later = later.filter(|(other, _)| other.sequence > tag.sequence);
+        later.min_by_key(|(other, _)| other.sequence).map(|(_, &slot)| slot)
     }
 
     fn remember_unknown(&mut self, peer: usize, said: Unknown) {
@@ -444,19 +439,22 @@ impl Core {
         }
     }
 
-    fn fail_with_mismatch(&mut self, slot: usize, peer: usize, theirs: Signature) {
+    /// A peer's message belongs to another call. If it did not know yet that an operation before was given up, that is
+    /// the cause: the ranks that knew went on, and it will hear.
+    fn fail_with_mismatch(&mut self, slot: usize, message: Early) {
+        let Early { from, call, unaware } = message;
         let Some(operation) = &self.slots[slot].operation else {
             return;
         };
         let Some(channel) = self.channels.get(&operation.tag.communicator) else {
             return;
         };
-        let from = channel.rank_of(peer).unwrap_or(peer);
-        let cause = Error::Mismatch {
+        let mismatch = || Error::Mismatch {
             sequence: operation.tag.sequence,
-            ours: (channel.rank, operation.call_towards(from)),
-            theirs: (from, theirs),
+            ours: (channel.name(channel.rank), operation.call_towards(from)),
+            theirs: (channel.name(from), call),
         };
+        let cause = unaware.unwrap_or_else(mismatch);
         self.fail(slot, cause, true);
     }
 
@@ -506,7 +504,7 @@ impl Core {
         let Some(channel) = self.channels.get(&tag.communicator) else {
             return;
         };
-        let (members, own) = (channel.members.clone(), channel.rank);
+        let (members, own) = (channel.members.clone(), channel.name(channel.rank));
         let notice = frame(&Notice::Abort { tag, cause: cause.clone() }, own);
         for &member in members.iter() {
             self.notify(member, notice.clone());
@@ -522,81 +520,6 @@ impl Core {
         }
     }
 
-    /// A peer is gone: every operation that it is part of fails, here and, with `tell`, everywhere.
-    fn lose(&mut self, peer: usize, detail: Arc<str>, tell: bool) {
-        if matches!(self.peers[peer], Peer::Gone(_)) {
-            return;
-        }
-        tracing::debug!(peer, %detail, "lost a peer");
-        // Dropping the endpoint first gives the memory of everything posted on it back.
-        self.peers[peer] = Peer::Gone(detail.clone());
-        if tell {
-            let notice = frame(&Notice::PeerFailed { rank: peer, detail: detail.to_string() }, self.rank);
-            for other in 0..self.peers.len() {
-                self.notify(other, notice.clone());
-            }
-        }
-        for slot in 0..self.slots.len() {
-            let Some(operation) = &self.slots[slot].operation else {
-                continue;
-            };
-            let Some(channel) = self.channels.get(&operation.tag.communicator) else {
-                continue;
-            };
-            if let Some(rank) = channel.rank_of(peer) {
-                let operation = operation.signature.to_string().into();
-                self.fail(slot, Error::PeerFailed { rank, operation, detail: detail.clone() }, true);
-            }
-        }
-    }
-
-    /// Looks after operations that do not move: fails those past their deadline and those that wait for a peer that
-    /// said goodbye; tells peers that have been waited for long. Called when nothing moves.
-    pub fn check(&mut self, now: Instant) {
-        for slot in 0..self.slots.len() {
-            let Some(operation) = &mut self.slots[slot].operation else { continue };
-            let Some(channel) = self.channels.get(&operation.tag.communicator) else { continue };
-            let since = *operation.step_seen.get_or_insert(now);
-            let departed = operation
-                .waiting_for()
-                .into_iter()
-                .find(|&rank| matches!(self.peers[channel.members[rank]], Peer::Connected { left: true, .. }));
-            if let Some(rank) = departed {
-                let operation = operation.signature.to_string().into();
-                let detail = "it shut its communicator down without taking part".into();
-                self.fail(slot, Error::PeerFailed { rank, operation, detail }, true);
-            } else if operation.deadline.has_passed(now) {
-                let cause = self.timeout(slot, now);
-                self.fail(slot, cause, true);
-            } else if !operation.step_told && now.duration_since(since) >= TELL_AFTER {
-                operation.step_told = true;
-                let (tag, signature, own) = (operation.tag, operation.signature, channel.rank);
-                let peers: Vec<_> = operation.waiting_for().iter().map(|&rank| channel.members[rank]).collect();
-                let notice = frame(&Notice::Waiting { tag, signature }, own);
-                peers.into_iter().for_each(|peer| self.notify(peer, notice.clone()));
-            }
-        }
-    }
-
-    /// The error of an operation whose deadline has passed.
-    fn timeout(&self, slot: usize, now: Instant) -> Error {
-        let Some(operation) = &self.slots[slot].operation else { return Error::internal("no operation to time out") };
-        let waiting_for = operation.waiting_for();
-        let members = self.channels.get(&operation.tag.communicator).map(|channel| channel.members.clone());
-        let link = |rank: usize| match members.as_ref().map(|members| &self.peers[members[rank]]) {
-            Some(Peer::Connected { endpoint, .. }) => endpoint.link().to_string(),
-            Some(Peer::Dialling(_)) => "not connected yet".into(),
-            _ => "no link".into(),
-        };
-        let links: Vec<_> = waiting_for.iter().take(8).map(|&rank| link(rank)).collect();
-        Error::Timeout {
-            operation: operation.signature.to_string().into(),
-            waited: now.saturating_duration_since(operation.started),
-            waiting_for,
-            detail: links.join(", ").into(),
-        }
-    }
-
     /// Gives up the operation of this completion, if it is in flight.
     pub fn give_up(&mut self, completion: &Arc<Completion>, cause: Error) {
         let slot = self.slots.iter().position(|slot| {
@@ -605,15 +528,6 @@ impl Core {
         if let Some(slot) = slot {
             self.fail(slot, cause, true);
         }
-    }
-
-    /// How long nothing may happen before [`check`](Self::check) has something to do; `None`: for ever.
-    pub fn time_to_check(&self, now: Instant) -> Option<Duration> {
-        let time = |operation: &Operation| {
-            let deadline = operation.deadline.remaining(now);
-            if operation.step_told { deadline } else { deadline.min(TELL_AFTER) }
-        };
-        self.slots.iter().filter_map(|slot| slot.operation.as_ref()).map(time).min()
     }
 
     /// Whether nothing can move until a peer acts.
@@ -627,24 +541,6 @@ impl Core {
         quiet
     }
 
-    /// Says goodbye to every connected peer; no operation starts after it.
-    pub fn close(&mut self) {
-        self.closed = true;
-        for peer in &mut self.peers {
-            if let Peer::Connected { endpoint, .. } = peer {
-                endpoint.say_goodbye();
-            }
-        }
-    }
-
-    /// Drops every connection without a word.
-    pub fn vanish(&mut self) {
-        self.closed = true;
-        for peer in 0..self.peers.len() {
-            self.lose(peer, "this rank vanished".into(), false);
-        }
-    }
-
     /// Whether everything said has been handed to the carriers. A peer that said goodbye has no operation left that
     /// waits for anything, and may have stopped reading.
     pub fn is_drained(&self) -> bool {
@@ -652,15 +548,6 @@ impl Core {
             Peer::Connected { endpoint, left } => *left || endpoint.is_drained(),
             _ => true,
         })
-    }
-
-    /// The carrier to each connected peer.
-    pub fn links(&self) -> Vec<(usize, TransportKind)> {
-        let kinds = self.peers.iter().enumerate().filter_map(|(rank, peer)| match peer {
-            Peer::Connected { endpoint, .. } => Some((rank, endpoint.kind())),
-            _ => None,
-        });
-        kinds.collect()
     }
 }
 

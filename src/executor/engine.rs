@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::channel::Channel;
 use super::completion::Completion;
 use super::core::Core;
 use super::operation::Work;
@@ -81,14 +82,31 @@ const POLLS_PER_LOOK: u32 = 64;
 /// The longest sleep without a look at deadlines and departed peers.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
 
+/// How long a rank that ends after a failure tries to reach those who may not have heard of it. A connection within a
+/// host takes a millisecond; a rank that is stopped must not hold the others up.
+const TELL_LIMIT: Duration = Duration::from_secs(1);
+
 /// When a leader stops driving.
 enum Until<'a> {
     /// The operation has ended, or the deadline has passed.
     Done(&'a Completion, Option<Deadline>),
     /// Nothing is in flight, or a thread that waits wants to drive.
     Idle,
+    /// Nobody is being connected to hear something, or the deadline has passed.
+    Told(Deadline),
     /// Everything said has been handed to the carriers, or the deadline has passed.
     Drained(Deadline),
+}
+
+impl Until<'_> {
+    fn is_reached(&self, state: &mut State) -> bool {
+        match self {
+            Until::Done(completion, _) => completion.is_done(),
+            Until::Idle => !state.core.needs_driving() || state.followers > 0 || state.stopping,
+            Until::Told(_) => !state.core.is_telling(),
+            Until::Drained(_) => state.core.active == 0 && state.core.is_drained(),
+        }
+    }
 }
 
 impl Engine {
@@ -141,8 +159,13 @@ impl Engine {
 
     /// Adds a communicator: its id, its members as world ranks, and which of them this is.
     pub fn add_channel(&self, id: CommunicatorId, members: Arc<[usize]>, rank: usize) -> Result<()> {
-        let mut state = self.shared.lock();
-        state.core.add_channel(id, members, rank)
+        self.shared.lock().core.add_channel(id, Channel::new(members, rank))
+    }
+
+    /// Adds a channel for messages from one rank to another. `names` is what the two, given as world ranks, are called
+    /// in errors; `rank` is 0 on the sender and 1 on the receiver.
+    pub fn add_link(&self, id: CommunicatorId, members: [usize; 2], names: [usize; 2], rank: usize) -> Result<()> {
+        self.shared.lock().core.add_channel(id, Channel::link(members, names, rank))
     }
 
     /// Forgets a communicator.
@@ -239,6 +262,7 @@ impl Engine {
     pub fn close(&self, deadline: Deadline) {
         let mut state = self.shared.lock();
         let mut closed = false;
+        let mut told_by = None;
         loop {
             if state.led {
                 self.shared.sleeper.kick();
@@ -249,7 +273,17 @@ impl Engine {
                 state.followers -= 1;
                 continue;
             }
-            if !closed && (state.core.active == 0 || deadline.has_passed(Instant::now())) {
+            let now = Instant::now();
+            if !closed && (state.core.active == 0 || deadline.has_passed(now)) {
+                let told_by = *told_by.get_or_insert_with(|| {
+                    state.core.tell_the_unconnected();
+                    Deadline::after(now, TELL_LIMIT).min(deadline)
+                });
+                if state.core.is_telling() && !told_by.has_passed(now) {
+                    state = self.shared.lead(state, &Until::Told(told_by));
+                    self.shared.leave(&mut state);
+                    continue;
+                }
                 state.core.close();
                 closed = true;
             }
@@ -332,12 +366,7 @@ impl Shared {
         loop {
             let moved = state.core.progress();
             self.after_change(&mut state);
-            let reached = match until {
-                Until::Done(completion, _) => completion.is_done(),
-                Until::Idle => !state.core.needs_driving() || state.followers > 0 || state.stopping,
-                Until::Drained(_) => state.core.active == 0 && state.core.is_drained(),
-            };
-            if reached {
+            if until.is_reached(&mut state) {
                 break;
             }
             if moved {
@@ -354,9 +383,13 @@ impl Shared {
             let now = Instant::now();
             state.core.check(now);
             self.after_change(&mut state);
+            // What it ended is told at once, not after a sleep.
+            if until.is_reached(&mut state) {
+                break;
+            }
             let limit = match until {
                 Until::Done(_, limit) => *limit,
-                Until::Drained(limit) => Some(*limit),
+                Until::Told(limit) | Until::Drained(limit) => Some(*limit),
                 Until::Idle => None,
             };
             if limit.is_some_and(|limit| limit.has_passed(now)) {
@@ -368,7 +401,7 @@ impl Shared {
                 state = self.let_in(state, self.config.yields);
                 continue;
             }
-            if state.core.ended || !state.core.prepare_sleep() {
+            if !state.core.prepare_sleep() {
                 state = self.let_in(state, false);
                 continue;
             }
@@ -396,5 +429,65 @@ impl Shared {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
+    use crate::transport::sleep::Sleeper;
+    use crate::types::{Algorithm, Collective, DataType, ReduceOp, Reduction, Signature, Tag};
+
+    /// A peer that never answers.
+    struct Silence;
+
+    impl Dial for Silence {
+        fn dial(&mut self, _peer: usize) {}
+    }
+
+    fn receive_from_1(patience: Duration) -> Work {
+        let target = Span::new(Buffer::Output, 0, 0);
+        let step = Step { instructions: vec![Instruction::Recv { peer: 1, target }] };
+        let schedule = Schedule { algorithm: Algorithm::Linear, steps: vec![step], scratch: 0, partials_travel: false };
+        let (dtype, algorithm) = (DataType::U8, Algorithm::Linear);
+        let signature =
+            Signature { collective: Collective::Barrier, dtype, op: None, algorithm, root: None, count: 0, digest: 0 };
+        Work {
+            tag: Tag { communicator: CommunicatorId::WORLD, sequence: 0 },
+            signature,
+            schedule: Arc::new(schedule),
+            dtype,
+            reduction: Arc::new(Reduction::new(ReduceOp::Sum)),
+            unequal: false,
+            contributions: 2,
+            input: std::ptr::null(),
+            input_count: 0,
+            output: std::ptr::null_mut(),
+            output_count: 0,
+            deadline: Deadline::after(Instant::now(), patience),
+            spoilt: None,
+            keep: None,
+        }
+    }
+
+    /// Nothing wakes a rank that has no connection: the deadline itself must.
+    #[test]
+    fn a_deadline_that_passes_while_nothing_moves_is_told_at_once() {
+        let config = EngineConfig { spin: Duration::ZERO, yields: false };
+        let sleeper = Arc::new(Sleeper::new().unwrap());
+        let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
+        engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0).unwrap();
+        let patience = Duration::from_millis(100);
+        // The best of some: others run on this machine.
+        let late = (0..5).map(|_| {
+            let since = Instant::now();
+            // SAFETY: nothing is pointed to.
+            let completion = unsafe { engine.submit(receive_from_1(patience), false) };
+            assert!(matches!(engine.wait(&completion, None), Some(Err(Error::Timeout { .. }))));
+            since.elapsed().saturating_sub(patience)
+        });
+        let best = late.min();
+        assert!(best < Some(MAX_SLEEP / 2), "{best:?} late");
     }
 }

@@ -11,7 +11,9 @@
 //! **How an operation ends early.** A mismatch, a deadline, a lost peer: the rank that notices gives the operation up,
 //! and tells every peer it is connected to; each of them does the same, once. So all ranks of the communicator end the
 //! operation with the same cause, also those that never heard from the culprit. A rank that had already finished the
-//! operation reports the cause at its next call on that communicator.
+//! operation reports the cause at its next call on that communicator, or at the one that it is in.
+//!
+//! **Who is named when time is up.** Not simply who is waited for, which may wait for another: see `waits`.
 
 mod channel;
 mod completion;
@@ -19,6 +21,8 @@ mod core;
 mod engine;
 mod operation;
 mod scratch;
+mod waits;
+
 #[cfg(test)]
 mod simulation;
 

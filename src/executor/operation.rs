@@ -3,10 +3,11 @@
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::completion::Completion;
 use super::scratch::{Scratch, ScratchPool};
+use super::waits::{Answer, Waits};
 use crate::reduce;
 use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
 use crate::transport::{Accumulate, Receive};
@@ -54,6 +55,9 @@ pub(super) enum Message {
 // SAFETY: as for `Operation`, whose memory it points to.
 unsafe impl Send for Message {}
 
+/// The most that is left of an operation's time when its ranks are asked for the last time.
+const LAST_ASK: Duration = Duration::from_secs(1);
+
 /// A [`Work`] in flight.
 pub(super) struct Operation {
     pub tag: Tag,
@@ -68,6 +72,10 @@ pub(super) struct Operation {
     pub step_seen: Option<Instant>,
     /// Whether the peers of the current step were told that they are being waited for.
     pub step_told: bool,
+    /// Whether they were asked for the last time before the deadline.
+    pub last_asked: bool,
+    /// Which ranks are known to wait for others.
+    pub waits: Waits,
     /// Messages of the current step that are not complete.
     pub outstanding: usize,
     /// Which instructions of the current step are complete.
@@ -166,6 +174,8 @@ impl Operation {
             step: 0,
             step_seen: None,
             step_told: false,
+            last_asked: false,
+            waits: Waits::default(),
             outstanding: 0,
             complete: Vec::new(),
             unequal: work.unequal,
@@ -314,6 +324,17 @@ impl Operation {
         peers.sort_unstable();
         peers.dedup();
         peers
+    }
+
+    /// What this rank answers when it is asked whether it waits for others.
+    pub fn answer(&self) -> Answer {
+        Answer { step: u32::try_from(self.step).unwrap_or(u32::MAX), waiting_for: self.waiting_for() }
+    }
+
+    /// How long before the deadline the ranks that are waited for are asked for the last time: long enough for answers
+    /// from behind many others, and for a machine that is busy.
+    pub fn last_ask_before(&self) -> Duration {
+        (self.deadline.remaining(self.started) / 4).min(LAST_ASK)
     }
 
     /// Ends the operation: narrows the result when it ended well, gives the loan back, and tells the completion.

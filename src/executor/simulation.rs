@@ -5,6 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::channel::Channel;
 use super::completion::Completion;
 use super::core::Core;
 use super::engine::Dial;
@@ -201,6 +202,8 @@ struct Cluster {
     cores: Vec<Option<Core>>,
     net: Arc<Mutex<Net>>,
     start: Instant,
+    /// A rank that does not move, though connections to it come into being.
+    asleep: Option<usize>,
 }
 
 /// A call of the simulation, the same on every rank unless a mismatch is wanted.
@@ -219,10 +222,10 @@ impl Cluster {
         let net = Arc::new(Mutex::new(net));
         let cores = (0..size).map(|me| {
             let mut core = Core::new(me, size, Box::new(Dialler { me, net: net.clone() }));
-            core.add_channel(CommunicatorId::WORLD, (0..size).collect(), me).unwrap();
+            core.add_channel(CommunicatorId::WORLD, Channel::new((0..size).collect(), me)).unwrap();
             Some(core)
         });
-        Self { cores: cores.collect(), net: net.clone(), start: Instant::now() }
+        Self { cores: cores.collect(), net: net.clone(), start: Instant::now(), asleep: None }
     }
 
     fn below(&self, limit: usize) -> usize {
@@ -287,7 +290,18 @@ impl Cluster {
 
     /// Lets one random rank, or one random dial, move.
     fn turn(&mut self) {
-        let size = self.cores.len();
+        self.connect();
+        let rank = self.below(self.cores.len());
+        if self.asleep == Some(rank) {
+            return;
+        }
+        if let Some(core) = &mut self.cores[rank] {
+            core.progress();
+        }
+    }
+
+    /// Makes one random connection that was asked for, perhaps.
+    fn connect(&mut self) {
         let dial = {
             let mut net = self.net.lock().unwrap();
             if !net.dials.is_empty() && net.below(3) == 0 {
@@ -303,17 +317,25 @@ impl Cluster {
                 let lost = self.cores[peer].is_none();
                 let Some(core) = &mut self.cores[me] else { continue };
                 let outcome: Result<Box<dyn Endpoint>> = if lost {
-                    Err(Error::environment("connection refused", "none"))
+                    Err(Error::PeerFailed { rank: peer, operation: "connecting".into(), detail: "refused".into() })
                 } else {
                     Ok(Box::new(SimEndpoint::new(me, peer, self.net.clone())))
                 };
                 core.handle_connection(peer, outcome);
             }
         }
-        let rank = self.below(size);
-        if let Some(core) = &mut self.cores[rank] {
-            core.progress();
+    }
+
+    /// Lets all ranks move until nothing is on the way.
+    fn quieten(&mut self) {
+        loop {
+            (0..100).for_each(|_| self.turn());
+            let net = self.net.lock().unwrap();
+            if net.dials.is_empty() && net.queues.iter().flatten().all(VecDeque::is_empty) {
+                break;
+            }
         }
+        self.cores.iter_mut().flatten().for_each(|core| while core.progress() {});
     }
 
     /// A rank dies: whoever is connected to it sees a reset.
@@ -492,4 +514,159 @@ fn a_timeout_on_one_rank_ends_the_operation_on_all() {
             assert!(outcomes.iter().any(told), "seed {seed}, rank {rank}: {call:?} {outcomes:?}");
         }
     }
+}
+
+/// Also by those whose own links to it are well, and that have nothing in flight with the one that noticed.
+#[test]
+fn a_rank_that_one_gives_up_is_given_up_by_all() {
+    for seed in 0..50 {
+        let size = 3 + seed as usize % 4;
+        let mut cluster = Cluster::new(seed, size);
+        let call = SimCall { collective: Collective::Allreduce, algorithm: Algorithm::OneShot, count: 5, root: 0 };
+        let first: Vec<_> = (0..size).map(|rank| Some(cluster.submit(rank, call, FAR))).collect();
+        let mut flights = vec![first];
+        assert!(cluster.settle(&flights), "seed {seed}: does not end");
+        let victim = cluster.below(size);
+        let witness = (victim + 1 + cluster.below(size - 1)) % size;
+        cluster.net.lock().unwrap().queues[victim][witness].push_back(Parcel::Broken);
+        cluster.quieten();
+        let others = |rank: usize| rank != victim && rank != witness;
+        flights.push((0..size).map(|rank| others(rank).then(|| cluster.submit(rank, call, FAR))).collect());
+        for rank in (0..size).filter(|&rank| others(rank)) {
+            let outcome = flights[1][rank].as_ref().unwrap().completion.outcome();
+            let named = matches!(outcome, Some(Err(Error::PeerFailed { rank: named, .. })) if named == victim);
+            assert!(named, "seed {seed}, rank {rank}, {victim} lost by {witness}: {outcome:?}");
+        }
+    }
+}
+
+/// A rank that had an operation's result before another gave it up is in its next call when it hears. The others made
+/// another call meanwhile: what they see is the cause, and no mismatch.
+#[test]
+fn ranks_that_went_on_hear_the_cause_and_nothing_else() {
+    let mut went_on = 0;
+    for seed in 0..300 {
+        let size = 3 + seed as usize % 4;
+        let mut cluster = Cluster::new(seed, size);
+        let call = SimCall { count: 1 + cluster.below(12), ..random_call(&cluster) };
+        let recovery = SimCall { collective: Collective::Allreduce, algorithm: Algorithm::TwoShot, count: 2, root: 0 };
+        let first: Vec<_> = (0..size).map(|rank| Some(cluster.submit(rank, call, Duration::from_secs(10)))).collect();
+        let done = |flight: &Option<Flight>| flight.as_ref().unwrap().completion.is_done();
+        while !first.iter().any(done) {
+            cluster.turn();
+        }
+        let Some(noticing) = (0..size).find(|&rank| !done(&first[rank])) else { continue };
+        let second: Vec<_> =
+            (0..size).map(|rank| done(&first[rank]).then(|| cluster.submit(rank, call, FAR))).collect();
+        went_on += second.iter().flatten().count();
+        cluster.cores[noticing].as_mut().unwrap().check(cluster.start + Duration::from_secs(11));
+        let mut flights = vec![first, second];
+        assert!(cluster.settle(&flights[..1]), "seed {seed}: does not end");
+        for rank in 0..size {
+            let failed = flights[0][rank].as_ref().unwrap().completion.outcome().unwrap().is_err();
+            if flights[1][rank].is_none() {
+                flights[1][rank] = Some(cluster.submit(rank, if failed { recovery } else { call }, FAR));
+            }
+        }
+        assert!(cluster.settle(&flights), "seed {seed}: does not end");
+        // Who had even that before it heard reports the cause at its next call. Then all go on.
+        for _ in 0..2 {
+            flights.push((0..size).map(|rank| Some(cluster.submit(rank, recovery, FAR))).collect());
+            assert!(cluster.settle(&flights), "seed {seed}: does not end");
+        }
+        for rank in 0..size {
+            let outcomes: Vec<_> =
+                flights.iter().map(|op| op[rank].as_ref().unwrap().completion.outcome().unwrap()).collect();
+            assert!(outcomes.iter().any(Result::is_err), "seed {seed}, rank {rank}: not told: {call:?}");
+            assert_eq!(outcomes[3], Ok(()), "seed {seed}, rank {rank}: does not go on: {call:?}");
+            for outcome in outcomes {
+                assert!(
+                    matches!(outcome, Ok(()) | Err(Error::Timeout { .. })),
+                    "seed {seed}, rank {rank}: {call:?} {outcome:?}"
+                );
+            }
+        }
+    }
+    assert!(went_on > 20, "{went_on} ranks went on: too few to show anything");
+}
+
+/// Whoever's deadline passes first names the silent rank, however many others wait between the two.
+#[test]
+fn the_silent_rank_is_named_and_no_other() {
+    let mut indirect = 0;
+    for seed in 0..120 {
+        let size = 3 + seed as usize % 6;
+        let mut cluster = Cluster::new(seed, size);
+        let silent = cluster.below(size);
+        let noticing = (silent + 1 + cluster.below(size - 1)) % size;
+        let algorithms = schedule::algorithms_for(Collective::Allreduce);
+        let algorithm = algorithms[cluster.below(algorithms.len())];
+        let call = SimCall { collective: Collective::Allreduce, count: 1 + cluster.below(12), algorithm, root: 0 };
+        let flights: Vec<_> = (0..size)
+            .map(|rank| (rank != silent).then(|| cluster.submit(rank, call, Duration::from_secs(10))))
+            .collect();
+        cluster.asleep = Some(silent);
+        let turns = |cluster: &mut Cluster| (0..2000).for_each(|_| cluster.turn());
+        turns(&mut cluster);
+        for milliseconds in [100, 300, 9200, 10_000] {
+            // One is first. Some are not connected to it, and have their own deadlines.
+            for (later, first) in [(milliseconds, true), (milliseconds + 50, false)] {
+                let later = cluster.start + Duration::from_millis(later);
+                for rank in (0..size).filter(|&rank| rank != silent && (rank == noticing) == first) {
+                    cluster.cores[rank].as_mut().unwrap().check(later);
+                }
+                turns(&mut cluster);
+            }
+        }
+        for (rank, flight) in flights.iter().enumerate() {
+            let Some(flight) = flight else { continue };
+            let outcome = flight.completion.outcome();
+            let Some(Err(Error::Timeout { waiting_for, detail, .. })) = &outcome else {
+                panic!("seed {seed}, rank {rank}: {call:?} {outcome:?}");
+            };
+            assert_eq!(*waiting_for, [silent], "seed {seed}, rank {rank}: {call:?}");
+            indirect += usize::from(detail.contains("for which rank"));
+        }
+    }
+    assert!(indirect > 40, "{indirect} were named through others: too few to show anything");
+}
+
+/// What a connection that cannot be made means depends on whose fault it is.
+#[test]
+fn only_a_peer_that_is_gone_is_given_up_for_want_of_a_connection() {
+    let call = SimCall { collective: Collective::Broadcast, algorithm: Algorithm::Linear, count: 1, root: 0 };
+    let dials = |cluster: &Cluster| std::mem::take(&mut cluster.net.lock().unwrap().dials).len();
+    let unconnected = |cluster: &mut Cluster, error: Error| {
+        cluster.cores[1].as_mut().unwrap().handle_connection(0, Err(error));
+    };
+    let silent = Error::Timeout {
+        operation: "connecting".into(),
+        waiting_for: vec![0],
+        waited: Duration::from_secs(30),
+        detail: "".into(),
+    };
+    let mut cluster = Cluster::new(1, 2);
+    let first = cluster.submit(1, call, Duration::from_secs(60));
+    assert_eq!(dials(&cluster), 1);
+    // It may yet come, as long as the operation has time.
+    unconnected(&mut cluster, silent.clone());
+    assert_eq!((dials(&cluster), first.completion.outcome()), (1, None));
+    let later = cluster.start + Duration::from_secs(61);
+    cluster.cores[1].as_mut().unwrap().check(later);
+    assert!(matches!(first.completion.outcome(), Some(Err(Error::Timeout { waiting_for, .. })) if waiting_for == [0]));
+    unconnected(&mut cluster, silent);
+    assert_eq!(dials(&cluster), 0, "nobody waits any more");
+    // A want of descriptors here says nothing about the peer.
+    let second = cluster.submit(1, call, FAR);
+    assert_eq!(dials(&cluster), 1);
+    unconnected(&mut cluster, Error::environment("no more open files", "raise the limit"));
+    assert!(matches!(second.completion.outcome(), Some(Err(Error::Environment { .. }))));
+    let third = cluster.submit(1, call, FAR);
+    assert_eq!(dials(&cluster), 1, "it is tried again");
+    let gone = Error::PeerFailed { rank: 0, operation: "connecting".into(), detail: "refused".into() };
+    unconnected(&mut cluster, gone);
+    assert!(matches!(third.completion.outcome(), Some(Err(Error::PeerFailed { rank: 0, .. }))));
+    let fourth = cluster.submit(1, call, FAR);
+    assert_eq!(dials(&cluster), 0);
+    assert!(matches!(fourth.completion.outcome(), Some(Err(Error::PeerFailed { rank: 0, .. }))));
 }

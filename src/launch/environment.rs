@@ -119,8 +119,9 @@ pub fn parse_setting(text: &OsStr, lookup: impl FnOnce(&OsStr) -> Option<OsStrin
         return Err(Error::invalid(format!("--env {shown}: the name is empty; write NAME=VALUE")));
     }
     if contradicts(name) {
+        // Without the value, which may be a key.
         return Err(Error::invalid(format!(
-            "--env {shown}: {} says which rank a process is; the launcher decides that",
+            "--env {}: which rank a process is, and with which key, the launcher decides",
             name.to_string_lossy()
         )));
     }
@@ -295,5 +296,6 @@ mod tests {
         assert!(parse("NOPE").unwrap_err().to_string().contains("not set here"));
         assert!(parse("=x").unwrap_err().to_string().contains("name is empty"));
         assert!(parse("PHALANX_RANK=1").unwrap_err().to_string().contains("the launcher decides"));
+        assert!(!parse("PHALANX_KEY=secret").unwrap_err().to_string().contains("secret"));
     }
 }

@@ -1,6 +1,7 @@
 //! Which rank runs on which host.
 
 use super::hosts::Host;
+use crate::bootstrap::MAX_SIZE;
 use crate::types::{Error, Result};
 
 /// Where one rank runs, and what it is called there.
@@ -24,11 +25,14 @@ pub struct Place {
 ///
 /// # Errors
 ///
-/// There are fewer slots than ranks, and `oversubscribe` does not allow that; or no hosts or ranks. With
+/// There are more ranks than can meet, or fewer slots than ranks, and `oversubscribe` does not allow that; or no hosts or ranks. With
 /// `oversubscribe`, the ranks beyond the slots are dealt out evenly.
 pub fn place(hosts: &[Host], size: usize, oversubscribe: bool) -> Result<Vec<Place>> {
     if size == 0 {
         return Err(Error::invalid("a job has at least 1 rank; give -np 1 or more"));
+    }
+    if size > MAX_SIZE {
+        return Err(Error::invalid(format!("{size} ranks asked for; a job has at most {MAX_SIZE}")));
     }
     if hosts.is_empty() {
         return Err(Error::invalid("no host is given"));
@@ -95,6 +99,15 @@ mod tests {
             numbers,
             [(0, 0, 0, 2, 0, 3), (1, 0, 1, 2, 0, 2), (2, 1, 0, 1, 1, 3), (3, 2, 0, 2, 2, 3), (4, 2, 1, 2, 1, 2)]
         );
+    }
+
+    #[test]
+    fn more_ranks_than_can_ever_meet_are_refused_before_they_are_placed() {
+        for size in [MAX_SIZE + 1, usize::MAX] {
+            let error = place(&hosts(&[usize::MAX, 5]), size, true).unwrap_err().to_string();
+            assert!(error.contains("at most 65536"), "{error}");
+        }
+        assert_eq!(place(&hosts(&[usize::MAX, 5]), 3, false).unwrap().len(), 3);
     }
 
     #[test]

@@ -478,6 +478,20 @@ mod tests {
     }
 
     #[test]
+    fn what_a_rank_left_behind_is_killed_with_the_others() {
+        let now = Instant::now();
+        let mut job = running(now, 3, POLICY);
+        end(&mut job, now, 0, 0);
+        end(&mut job, now, 1, 0);
+        gone(&mut job, now, [1]);
+        job.handle_event(now, key(Signal::INT));
+        assert_eq!(actions(&mut job).len(), 2, "a word to the user and a signal to the one that lives");
+        job.handle_event(now + SAME_INTERRUPT, key(Signal::INT));
+        let told = Action::Tell(Notice::Killing { ranks: 1, at_once: true });
+        assert_eq!(actions(&mut job), [told, Action::Kill { rank: 0 }, Action::Kill { rank: 2 }]);
+    }
+
+    #[test]
     fn ranks_that_finish_well_on_a_signal_make_a_job_that_finished() {
         let now = Instant::now();
         let mut job = running(now, 2, POLICY);

@@ -3,12 +3,13 @@
 //! They live here because the orphan rule wants them in the crate of the types. The extension module itself, and the
 //! Python package that defines the exception classes (`phalanx.errors`), are in `ffi/python`.
 
+use std::fmt::Display;
 use std::time::Duration;
 
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyBool, PyType};
 
 use crate::types::{Algorithm, DataType, Error, Fault, ReduceOp};
 
@@ -77,6 +78,11 @@ impl From<Error> for PyErr {
     }
 }
 
+/// An argument that cannot be used, as a `phalanx.InvalidArgumentError`.
+pub fn invalid(what: impl Display) -> PyErr {
+    Error::invalid(what).into()
+}
+
 /// Reads a type that has codes and names from either.
 fn by_code_or_name<T>(
     object: Borrowed<'_, '_, PyAny>,
@@ -84,11 +90,16 @@ fn by_code_or_name<T>(
     from_code: impl Fn(u8) -> Option<T>,
     from_name: impl Fn(&str) -> Result<T, String>,
 ) -> PyResult<T> {
-    if let Ok(code) = object.extract::<u8>() {
-        return from_code(code).ok_or_else(|| PyValueError::new_err(format!("unknown {what} {code}")));
+    // True is an integer too, but hardly meant as the code 1.
+    if !object.is_instance_of::<PyBool>() {
+        if let Ok(code) = object.extract::<u8>() {
+            return from_code(code).ok_or_else(|| invalid(format_args!("unknown {what} {code}")));
+        }
+        if let Ok(name) = object.extract::<String>() {
+            return from_name(&name).map_err(invalid);
+        }
     }
-    let name: String = object.extract()?;
-    from_name(&name).map_err(PyValueError::new_err)
+    Err(invalid(format_args!("{} given, the name or the code of a known {what} expected", object.repr()?)))
 }
 
 macro_rules! by_code_or_name {
@@ -109,7 +120,7 @@ by_code_or_name! { "element type" DataType, "reduce op" ReduceOp, "algorithm" Al
 /// A length of time from seconds, which must be a number of at least zero. Infinity becomes the longest length.
 pub fn seconds(value: f64) -> PyResult<Duration> {
     if value.is_nan() || value < 0.0 {
-        return Err(PyValueError::new_err(format!("a time of {value} seconds given, at least zero expected")));
+        return Err(invalid(format_args!("a time of {value} seconds given, at least zero expected")));
     }
     Ok(Duration::try_from_secs_f64(value).unwrap_or(Duration::MAX))
 }

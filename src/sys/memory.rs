@@ -39,7 +39,7 @@ impl Segment {
         let file_limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
         if bytes as u64 > memory.min(file_limit) {
             let what = format!(
-                "{bytes} bytes of shared memory; the machine has {memory}, the file size limit is {file_limit}"
+                "{bytes} bytes of shared memory; the machine has {memory}, the file size limit (ulimit -f) is {file_limit}"
             );
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, what));
         }

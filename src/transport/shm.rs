@@ -482,6 +482,20 @@ mod tests {
         assert!(theirs.prepare_sleep(true));
     }
 
+    /// One that was about to find the peer gone anyhow, because it had looked in vain for long.
+    #[test]
+    fn the_last_look_is_for_the_last_words() {
+        let [(mut ours, _), (mut theirs, _)] = link(MIN_RING_BYTES);
+        for _ in 1..LOOKS_PER_CHECK {
+            assert!(theirs.fill(1).unwrap().is_empty());
+        }
+        assert_eq!(ours.write(b"last words", &[]), Ok(10));
+        drop(ours);
+        assert_eq!(theirs.fill(100).unwrap(), b"last words");
+        theirs.consume(10);
+        assert_eq!(theirs.fill(1), Err(LaneError::Closed));
+    }
+
     #[test]
     fn a_full_ring_takes_no_more_until_there_is_room() {
         let [(mut ours, sleeper), (mut theirs, _)] = link(MIN_RING_BYTES);

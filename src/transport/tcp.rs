@@ -63,10 +63,9 @@ pub struct TcpLane {
 
 impl TcpLane {
     /// Takes a connected non-blocking socket on which both sides have proved who they are.
-    pub(super) fn new(socket: OwnedFd, sleeper: Arc<Sleeper>) -> io::Result<Self> {
+    pub(super) fn new(socket: OwnedFd, link: Arc<str>, sleeper: Arc<Sleeper>) -> io::Result<Self> {
         socket::set_no_delay(&socket)?;
         socket::set_keepalive(&socket, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES)?;
-        let link = format!("tcp {}", socket::peer_address(&socket)?).into();
         sleeper.watch(&socket)?;
         Ok(Self {
             socket,
@@ -262,7 +261,7 @@ mod tests {
         ours.set_nonblocking(true).unwrap();
         let (theirs, _) = listener.accept().unwrap();
         let sleeper = Arc::new(Sleeper::new().unwrap());
-        (TcpLane::new(ours.into(), sleeper.clone()).unwrap(), sleeper, theirs)
+        (TcpLane::new(ours.into(), "tcp".into(), sleeper.clone()).unwrap(), sleeper, theirs)
     }
 
     fn wait_for(lane: &mut TcpLane, sleeper: &Sleeper, wanted: usize) {
@@ -282,6 +281,24 @@ mod tests {
                 sleeper.sleep(LONG);
             }
         }
+    }
+
+    /// A peer that says its last words and is gone may be so before its connection becomes a lane here.
+    #[test]
+    fn a_connection_that_was_reset_still_becomes_a_lane() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
+        // Closed with unread bytes: reset.
+        ours.write_all(b"unread").unwrap();
+        theirs.peek(&mut [0; 6]).unwrap();
+        drop(theirs);
+        while ours.peer_addr().is_ok() {
+            std::thread::yield_now();
+        }
+        let sleeper = Arc::new(Sleeper::new().unwrap());
+        let mut lane = TcpLane::new(ours.into(), "tcp".into(), sleeper.clone()).unwrap();
+        assert!(matches!(end_of(&mut lane, &sleeper), LaneError::Broken(_)));
     }
 
     #[test]

@@ -23,7 +23,10 @@ pub enum Fault {
 }
 
 /// An error of a call, with the values that were compared. Cheap to clone: one failure is told to many waiters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Its `Debug` form is the same sentence as its `Display` form: it is what `fn main() -> phalanx::Result<()>`, `unwrap` and
+/// `expect` show.
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument cannot be used. Nothing was sent; the communicator is unharmed.
@@ -163,8 +166,35 @@ impl fmt::Display for Error {
             Self::Environment { what, .. } => write!(f, "{what}"),
             Self::Internal { what } => write!(f, "defect in Phalanx: {what}"),
         }?;
-        write!(f, "; {}", self.hint())
+        match self {
+            // What was expected has been said.
+            Self::InvalidArgument { .. } => Ok(()),
+            _ => write!(f, "; {}", self.hint()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_shows_of_an_error_is_a_sentence() {
+        let error = Error::environment("only half is set: A=0, B (not set)", "set both");
+        assert_eq!(format!("{error:?}"), "only half is set: A=0, B (not set); set both");
+        let error = Error::invalid("root 7 given, but ranks are 0 to 3");
+        assert_eq!(
+            format!("{error} {error:?}"),
+            "root 7 given, but ranks are 0 to 3 root 7 given, but ranks are 0 to 3"
+        );
+        assert_eq!(error.hint(), "correct the argument");
+    }
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::types::{CommunicatorId, Error, Signature, Tag};
 
-/// The most ranks that a timeout notice names.
+/// The most ranks that one notice names.
 const MAX_RANKS: usize = 256;
 
 /// The most bytes of a text in a notice.
@@ -15,6 +15,7 @@ const MAX_TEXT: usize = 512;
 const ABORT: u8 = 1;
 const PEER_FAILED: u8 = 2;
 const WAITING: u8 = 3;
+const STUCK: u8 = 4;
 
 const MISMATCH: u8 = 0;
 const FAILED: u8 = 1;
@@ -38,12 +39,28 @@ pub enum Notice {
         detail: String,
     },
     /// The sender has been waiting for the receiver in an operation for a while. Tells the call, in case that the
-    /// two are in different ones.
+    /// two are in different ones, and asks whether the receiver waits for others.
     Waiting {
         /// The operation.
         tag: Tag,
         /// The sender's call.
         signature: Signature,
+        /// Which round of asking this is. Later rounds make answers of earlier ones void.
+        round: u32,
+    },
+    /// The answer to `Waiting`, of the sender or of a rank that answered it: a rank is in the operation, and waits for
+    /// others. Ranks are those of the operation's communicator.
+    Stuck {
+        /// The operation.
+        tag: Tag,
+        /// The round of asking.
+        round: u32,
+        /// The rank that is in the operation.
+        rank: usize,
+        /// How many steps it has done there.
+        step: u32,
+        /// Whom it waits for.
+        waiting_for: Vec<usize>,
     },
 }
 
@@ -58,8 +75,10 @@ impl Notice {
                 out.u64(tag.communicator.0);
                 out.u64(tag.sequence);
                 match cause {
-                    Error::Mismatch { ours, theirs, .. } => {
+                    Error::Mismatch { sequence, ours, theirs } => {
                         out.u8(MISMATCH);
+                        // Not the tag's where a rank that learnt of it late fails a later operation for it.
+                        out.u64(*sequence);
                         for (rank, signature) in [ours, theirs] {
                             out.u32(*rank);
                             out.0.extend_from_slice(&signature.encode());
@@ -68,9 +87,7 @@ impl Notice {
                     Error::Timeout { operation, waiting_for, waited, detail } => {
                         out.u8(TIMEOUT);
                         out.u64(waited.as_millis().try_into().unwrap_or(u64::MAX));
-                        let named = &waiting_for[..waiting_for.len().min(MAX_RANKS)];
-                        out.u32(named.len());
-                        named.iter().for_each(|&rank| out.u32(rank));
+                        out.ranks(waiting_for);
                         out.text(operation);
                         out.text(detail);
                     }
@@ -93,11 +110,21 @@ impl Notice {
                 out.u32(*rank);
                 out.text(detail);
             }
-            Notice::Waiting { tag, signature } => {
+            Notice::Waiting { tag, signature, round } => {
                 out.u8(WAITING);
                 out.u64(tag.communicator.0);
                 out.u64(tag.sequence);
                 out.0.extend_from_slice(&signature.encode());
+                out.0.extend_from_slice(&round.to_le_bytes());
+            }
+            Notice::Stuck { tag, round, rank, step, waiting_for } => {
+                out.u8(STUCK);
+                out.u64(tag.communicator.0);
+                out.u64(tag.sequence);
+                out.0.extend_from_slice(&round.to_le_bytes());
+                out.u32(*rank);
+                out.0.extend_from_slice(&step.to_le_bytes());
+                out.ranks(waiting_for);
             }
         }
         out.0
@@ -111,17 +138,14 @@ impl Notice {
                 let tag = Tag { communicator: CommunicatorId(from.u64()?), sequence: from.u64()? };
                 let cause = match from.u8()? {
                     MISMATCH => {
+                        let sequence = from.u64()?;
                         let mut side = || Some((from.u32()?, Signature::decode(&from.array()?)?));
-                        Error::Mismatch { sequence: tag.sequence, ours: side()?, theirs: side()? }
+                        Error::Mismatch { sequence, ours: side()?, theirs: side()? }
                     }
                     FAILED => Error::PeerFailed { rank: from.u32()?, operation: from.text()?, detail: from.text()? },
                     TIMEOUT => {
                         let waited = Duration::from_millis(from.u64()?);
-                        let named = from.u32()?;
-                        if named > MAX_RANKS {
-                            return None;
-                        }
-                        let waiting_for = (0..named).map(|_| from.u32()).collect::<Option<Vec<_>>>()?;
+                        let waiting_for = from.ranks()?;
                         Error::Timeout { waiting_for, waited, operation: from.text()?, detail: from.text()? }
                     }
                     _ => return None,
@@ -132,6 +156,14 @@ impl Notice {
             WAITING => Notice::Waiting {
                 tag: Tag { communicator: CommunicatorId(from.u64()?), sequence: from.u64()? },
                 signature: Signature::decode(&from.array()?)?,
+                round: u32::from_le_bytes(from.array()?),
+            },
+            STUCK => Notice::Stuck {
+                tag: Tag { communicator: CommunicatorId(from.u64()?), sequence: from.u64()? },
+                round: u32::from_le_bytes(from.array()?),
+                rank: from.u32()?,
+                step: u32::from_le_bytes(from.array()?),
+                waiting_for: from.ranks()?,
             },
             _ => return None,
         };
@@ -152,6 +184,12 @@ impl Writer {
 
     fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn ranks(&mut self, ranks: &[usize]) {
+        let named = &ranks[..ranks.len().min(MAX_RANKS)];
+        self.u32(named.len());
+        named.iter().for_each(|&rank| self.u32(rank));
     }
 
     fn text(&mut self, text: &str) {
@@ -189,6 +227,14 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    fn ranks(&mut self) -> Option<Vec<usize>> {
+        let named = self.u32()?;
+        if named > MAX_RANKS {
+            return None;
+        }
+        (0..named).map(|_| self.u32()).collect()
+    }
+
     fn text(&mut self) -> Option<std::sync::Arc<str>> {
         let length = self.u32()?;
         if length > MAX_TEXT {
@@ -216,10 +262,7 @@ mod tests {
         };
         let theirs = Signature { count: 13, ..signature };
         vec![
-            Notice::Abort {
-                tag,
-                cause: Error::Mismatch { sequence: 1 << 40, ours: (1, signature), theirs: (2, theirs) },
-            },
+            Notice::Abort { tag, cause: Error::Mismatch { sequence: 7, ours: (1, signature), theirs: (2, theirs) } },
             Notice::Abort {
                 tag,
                 cause: Error::Timeout {
@@ -231,7 +274,8 @@ mod tests {
             },
             Notice::Abort { tag, cause: Error::PeerFailed { rank: 5, operation: "x".into(), detail: "closed".into() } },
             Notice::PeerFailed { rank: 7, detail: "connection reset".into() },
-            Notice::Waiting { tag, signature },
+            Notice::Waiting { tag, signature, round: 1 },
+            Notice::Stuck { tag, round: 1, rank: 3, step: 4, waiting_for: vec![0, 5] },
         ]
     }
 

@@ -30,6 +30,26 @@ fn many_in_flight_complete_in_any_order_of_waiting() {
 }
 
 #[test]
+fn a_scope_sends_and_receives_at_once_around_a_circle() {
+    for kind in TRANSPORTS {
+        // Long enough that no send can end before its receive has begun: one after the other they would wait for ever.
+        for count in [1usize, 300_000] {
+            on_world(kind, 3, |comm| {
+                let (rank, size) = (comm.rank(), comm.size());
+                let (sent, mut received) = (vec![rank as u32; count], vec![9; count]);
+                comm.scope(|scope| {
+                    scope.send(&sent, (rank + 1) % size, 5)?;
+                    scope.recv(&mut received, (rank + size - 1) % size, 5)?;
+                    Ok(())
+                })
+                .expect("a circle");
+                assert_eq!(received, vec![((rank + size - 1) % size) as u32; count], "{kind}");
+            });
+        }
+    }
+}
+
+#[test]
 fn every_owned_collective() {
     on_world(TRANSPORTS[0], 3, |comm| {
         let rank = comm.rank() as i32;

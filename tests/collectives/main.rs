@@ -3,6 +3,7 @@
 mod failures;
 mod groups;
 mod handles;
+mod large;
 mod matrix;
 mod mismatches;
 mod order;

@@ -1,5 +1,8 @@
 //! Different calls at the same place: an error on every rank that shows both calls, and a communicator that goes on.
 
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
 use phalanx::types::{Algorithm, DataType, Error, ReduceOp, Reduction, Result};
 use phalanx::{Call, Communicator};
 
@@ -32,9 +35,10 @@ fn expect_mismatch(what: &str, usual: &Call, odd: &Call) {
             });
             for (rank, (told, went_on)) in errors.into_iter().enumerate() {
                 let place = format!("{what}, {kind}, rank {rank} of {size}");
-                let Some(Error::Mismatch { ours, theirs, .. }) = &told else {
+                let Some(Error::Mismatch { sequence, ours, theirs }) = &told else {
                     panic!("{place}: not told of the mismatch but {told:?}");
                 };
+                assert_eq!(*sequence, 0, "{place}: another operation's number: {told:?}");
                 assert!(ours.0 == 1 || theirs.0 == 1, "{place}: does not name rank 1: {told:?}");
                 assert_ne!(ours.1, theirs.1, "{place}");
                 assert_eq!(went_on, Ok([size as u32; 4]), "{place}: does not go on");
@@ -155,12 +159,84 @@ fn order_of_calls() {
 #[test]
 fn messages_of_different_lengths() {
     for kind in TRANSPORTS {
-        let errors = on_world(kind, 2, |comm| match comm.rank() {
-            0 => comm.send(&[1u8; 100_000], 1, 7),
-            _ => comm.recv(&mut [0u8; 4], 0, 7),
+        let errors = on_world(kind, 3, |comm| match comm.rank() {
+            0 => Ok(()),
+            1 => comm.send(&[1u8; 100_000], 2, 7),
+            _ => comm.recv(&mut [0u8; 4], 1, 7),
         });
-        for error in errors {
-            assert!(matches!(error, Err(Error::Mismatch { .. })), "{kind}: {error:?}");
+        for error in &errors[1..] {
+            let Err(Error::Mismatch { ours, theirs, .. }) = error else { panic!("{kind}: {error:?}") };
+            let mut calls = [(ours.0, ours.1.count), (theirs.0, theirs.1.count)];
+            calls.sort_unstable();
+            assert_eq!(calls, [(1, 100_000), (2, 4)], "{kind}");
+        }
+    }
+}
+
+/// The ranks that found the mismatch end at once. One that comes later, and never had a connection to them, hears of it
+/// all the same, and does not take their end for the cause.
+#[test]
+fn who_comes_when_the_others_have_gone_is_told() {
+    let gather = |root| Call::gather(DataType::F32, 1 << 18, root);
+    for kind in TRANSPORTS {
+        // In the second pair, nobody but the late rank itself knows that it waits for rank 0.
+        for [odd, usual] in [[sum(DataType::F32, 100), sum(DataType::F32, 101)], [gather(1), gather(0)]] {
+            let (size, late) = (3, 2);
+            let gone = Barrier::new(size);
+            let errors = on_world(kind, size, |comm| {
+                let call = if comm.rank() == 0 { &odd } else { &usual };
+                if comm.rank() == late {
+                    gone.wait();
+                    return make(&comm, call);
+                }
+                let outcome = make(&comm, call);
+                let since = Instant::now();
+                comm.shutdown();
+                assert!(since.elapsed() < Duration::from_secs(1), "{kind}: closing took {:?}", since.elapsed());
+                gone.wait();
+                outcome
+            });
+            for (rank, error) in errors.into_iter().enumerate() {
+                let Err(Error::Mismatch { ours, theirs, .. }) = &error else {
+                    panic!("{kind}, rank {rank}: {error:?}");
+                };
+                assert!([ours.0, theirs.0].contains(&0), "{kind}, rank {rank}: {error:?}");
+            }
+        }
+    }
+}
+
+/// The engine numbers the two ends of a message 0 and 1; errors have the communicator's ranks.
+#[test]
+fn messages_between_ranks_that_are_neither_0_nor_1() {
+    for kind in TRANSPORTS {
+        let errors = on_world(kind, 4, |comm| match comm.rank() {
+            2 => comm.send(&[1u32; 50_000], 3, 7).err(),
+            3 => comm.start_recv(vec![0f32; 50_000], 2, 7).and_then(|pending| pending.wait()).err(),
+            _ => None,
+        });
+        for error in &errors[2..] {
+            let Some(Error::Mismatch { ours, theirs, .. }) = error else { panic!("{kind}: {error:?}") };
+            assert_eq!((ours.0.min(theirs.0), ours.0.max(theirs.0)), (2, 3), "{kind}: {error:?}");
+        }
+    }
+}
+
+/// A root that was done before the mismatch showed makes a later operation fail for it, on every rank.
+#[test]
+fn what_is_told_late_has_the_number_of_the_operation_that_differed() {
+    for kind in TRANSPORTS {
+        let errors = on_world(kind, 3, |comm| {
+            comm.barrier().expect("all are there");
+            let first = comm.broadcast(&mut [0u8; 2], comm.rank() % 2).err();
+            let later = (0..4).filter_map(|_| comm.barrier().err());
+            first.into_iter().chain(later).collect::<Vec<_>>()
+        });
+        for (rank, errors) in errors.iter().enumerate() {
+            assert!(!errors.is_empty(), "{kind}, rank {rank}: not told");
+            for error in errors {
+                assert!(matches!(error, Error::Mismatch { sequence: 1, .. }), "{kind}, rank {rank}: {error:?}");
+            }
         }
     }
 }

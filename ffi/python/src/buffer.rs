@@ -5,8 +5,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
+use phalanx::python::invalid;
 use phalanx::types::DataType;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::ffi::{Py_ssize_t, PyObject};
 use pyo3::prelude::*;
 
@@ -31,6 +32,9 @@ unsafe extern "C" {
     fn PyBuffer_IsContiguous(view: *const PyBuffer, order: c_char) -> c_int;
     fn PyBuffer_Release(view: *mut PyBuffer);
 }
+
+/// Which elements there are, in NumPy's words.
+pub const KNOWN: &str = "float16 to float64, bfloat16, int8 to int64, uint8, uint32, uint64 or bool";
 
 /// Asks for format, shape, strides and suboffsets, and accepts read-only memory.
 const FULL_READ_ONLY: c_int = 0x0100 | 0x0008 | 0x0010 | 0x0004;
@@ -82,9 +86,7 @@ impl Buffer {
     pub fn shape(&self) -> PyResult<Vec<usize>> {
         // SAFETY: the view was filled by its exporter, which is still held.
         if unsafe { PyBuffer_IsContiguous(&raw const *self.0, b'C' as c_char) } == 0 {
-            return Err(PyValueError::new_err(
-                "memory with gaps given, C-contiguous memory expected; make a copy first",
-            ));
+            return Err(invalid("memory with gaps given, C-contiguous memory expected; make a copy first"));
         }
         let dimensions = usize::try_from(self.0.ndim).unwrap_or(0);
         if dimensions == 0 {
@@ -125,7 +127,8 @@ impl Buffer {
             },
             _ => {
                 return Err(PyTypeError::new_err(format!(
-                    "elements of format {format:?} and {size} bytes are not supported"
+                    "elements of format {format:?} and {size} bytes are not supported; {KNOWN} expected, in this machine's \
+                     byte order"
                 )));
             }
         };

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 
 use phalanx::comm::{self, Call};
-use phalanx::python::seconds;
+use phalanx::python::{invalid, seconds};
 use phalanx::types::{Algorithm, DataType, ReduceOp, Reduction};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::handle::{Handle, SIGNAL_PERIOD, Signals};
 use crate::memory::Memory;
+use crate::numbers;
 use crate::process::Birth;
 
 type Argument<'a, 'py> = &'a Bound<'py, Memory>;
@@ -47,7 +47,7 @@ struct Needs {
 
 fn check(name: &str, memory: &Memory, dtype: DataType, count: usize) -> PyResult<()> {
     if memory.data_type() != dtype || memory.element_count() != count {
-        return Err(PyValueError::new_err(format!(
+        return Err(invalid(format_args!(
             "{name} of {} elements of {} given, {count} elements of {dtype} expected",
             memory.element_count(),
             memory.data_type(),
@@ -60,7 +60,7 @@ fn check_apart(input: &Memory, output: &Memory) -> PyResult<()> {
     let range = |memory: &Memory| (memory.pointer() as usize, memory.pointer() as usize + memory.bytes());
     let ((input_start, input_end), (output_start, output_end)) = (range(input), range(output));
     if input_start < output_end && output_start < input_end {
-        return Err(PyValueError::new_err("input and output overlap; use the in-place form, or memory of its own"));
+        return Err(invalid("input and output overlap; use the in-place form, or memory of its own"));
     }
     Ok(())
 }
@@ -69,7 +69,7 @@ fn sum(counts: &[usize]) -> PyResult<usize> {
     counts
         .iter()
         .try_fold(0usize, |sum, &count| sum.checked_add(count))
-        .ok_or_else(|| PyValueError::new_err("more elements given than memory can have"))
+        .ok_or_else(|| invalid("more elements given than memory can have"))
 }
 
 impl Communicator {
@@ -87,16 +87,12 @@ impl Communicator {
 
     /// Elements of all blocks of `count`.
     fn all(&self, count: usize) -> PyResult<usize> {
-        count.checked_mul(self.size()).ok_or_else(|| PyValueError::new_err("more elements given than memory can have"))
+        count.checked_mul(self.size()).ok_or_else(|| invalid("more elements given than memory can have"))
     }
 
     fn own(&self, counts: &[usize]) -> PyResult<usize> {
         counts.get(self.inner.rank()).copied().ok_or_else(|| {
-            PyValueError::new_err(format!(
-                "{} counts given, one for each of {} ranks expected",
-                counts.len(),
-                self.size()
-            ))
+            invalid(format_args!("{} counts given, one for each of {} ranks expected", counts.len(), self.size()))
         })
     }
 
@@ -111,7 +107,7 @@ impl Communicator {
             let mut go_on = || signals.are_quiet();
             self.inner.run_while(call, input as *const u8, output as *mut u8, SIGNAL_PERIOD, &mut go_on)
         });
-        signals.outcome(outcome)
+        signals.outcome(py, outcome)
     }
 
     /// Runs or starts a call whose memory is checked here.
@@ -130,7 +126,7 @@ impl Communicator {
         if let Some(output) = output {
             check("output", output.get(), needs.dtype, needs.output)?;
             if needs.output > 0 && !output.get().is_writable() {
-                return Err(PyValueError::new_err("read-only memory given for the output"));
+                return Err(invalid("read-only memory given for the output"));
             }
         }
         if let (Some(input), Some(output)) = (input, output) {
@@ -203,14 +199,23 @@ impl Communicator {
     }
 
     /// The ranks that give the same colour, ordered by key; `None` where no colour is given.
-    fn split(&self, py: Python<'_>, color: Option<u64>, key: i64) -> PyResult<Option<Self>> {
+    fn split(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = numbers::colour)] color: Option<u64>,
+        key: i64,
+    ) -> PyResult<Option<Self>> {
         self.birth.check()?;
         let group = py.detach(|| self.inner.split(color, key))?;
         Ok(group.map(|group| self.with(group)))
     }
 
     /// The given ranks, in the given order; `None` on ranks that are not among them.
-    fn subgroup(&self, py: Python<'_>, ranks: Vec<usize>) -> PyResult<Option<Self>> {
+    fn subgroup(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = numbers::ranks)] ranks: Vec<usize>,
+    ) -> PyResult<Option<Self>> {
         self.birth.check()?;
         let group = py.detach(|| self.inner.subgroup(&ranks))?;
         Ok(group.map(|group| self.with(group)))
@@ -256,26 +261,32 @@ impl Communicator {
         input: Option<Argument<'_, '_>>,
         output: Option<Argument<'_, '_>>,
         op: ReduceOp,
-        root: usize,
+        #[pyo3(from_py_with = numbers::rank)] root: usize,
         prescale: f64,
         postscale: f64,
         wait: bool,
     ) -> PyResult<Option<Handle>> {
         let Some(given) = input.or(output) else {
-            return Err(PyValueError::new_err("reduce: neither input nor output given"));
+            return Err(invalid("reduce: neither input nor output given"));
         };
         let (dtype, count) = (given.get().data_type(), given.get().element_count());
         let call = Call::reduce(dtype, count, reduction(op, prescale, postscale), root).in_place(input.is_none());
         let output_count = if input.is_none() || self.inner.rank() == root { count } else { 0 };
         if output.is_none() && output_count > 0 {
-            return Err(PyValueError::new_err("reduce: no output given at the root"));
+            return Err(invalid("reduce: no output given at the root"));
         }
         let output = output.filter(|_| output_count > 0);
         self.call(py, call, &Needs { dtype, input: count, output: output_count }, input, output, wait)
     }
 
     #[pyo3(signature = (memory, root, wait = true))]
-    fn broadcast(&self, py: Python<'_>, memory: Argument<'_, '_>, root: usize, wait: bool) -> PyResult<Option<Handle>> {
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        memory: Argument<'_, '_>,
+        #[pyo3(from_py_with = numbers::rank)] root: usize,
+        wait: bool,
+    ) -> PyResult<Option<Handle>> {
         let (dtype, count) = (memory.get().data_type(), memory.get().element_count());
         let call = Call::broadcast(dtype, count, root);
         self.call(py, call, &Needs { dtype, input: 0, output: count }, None, Some(memory), wait)
@@ -355,14 +366,14 @@ impl Communicator {
             (None, None) => {
                 let count = input.get().element_count();
                 if !count.is_multiple_of(self.size()) {
-                    return Err(PyValueError::new_err(format!(
+                    return Err(invalid(format_args!(
                         "alltoall: {count} elements given, a multiple of the {} ranks expected",
                         self.size()
                     )));
                 }
                 (Call::alltoall(dtype, count / self.size()), Needs { dtype, input: count, output: count })
             }
-            _ => return Err(PyValueError::new_err("alltoall: counts to send and to receive go together")),
+            _ => return Err(invalid("alltoall: counts to send and to receive go together")),
         };
         self.call(py, call, &needs, Some(input), Some(output), wait)
     }
@@ -374,7 +385,7 @@ impl Communicator {
         py: Python<'_>,
         input: Argument<'_, '_>,
         output: Option<Argument<'_, '_>>,
-        root: usize,
+        #[pyo3(from_py_with = numbers::rank)] root: usize,
         counts: Option<Vec<usize>>,
         wait: bool,
     ) -> PyResult<Option<Handle>> {
@@ -388,7 +399,7 @@ impl Communicator {
         };
         let is_root = self.inner.rank() == root;
         if is_root && output.is_none() {
-            return Err(PyValueError::new_err("gather: no output given at the root"));
+            return Err(invalid("gather: no output given at the root"));
         }
         self.call(py, call, &Needs { dtype, input: own, output: all }, Some(input), output.filter(|_| is_root), wait)
     }
@@ -400,7 +411,7 @@ impl Communicator {
         py: Python<'_>,
         input: Option<Argument<'_, '_>>,
         output: Argument<'_, '_>,
-        root: usize,
+        #[pyo3(from_py_with = numbers::rank)] root: usize,
         counts: Option<Vec<usize>>,
         wait: bool,
     ) -> PyResult<Option<Handle>> {
@@ -414,7 +425,7 @@ impl Communicator {
         };
         let is_root = self.inner.rank() == root;
         if is_root && input.is_none() {
-            return Err(PyValueError::new_err("scatter: no input given at the root"));
+            return Err(invalid("scatter: no input given at the root"));
         }
         self.call(py, call, &Needs { dtype, input: all, output: own }, input.filter(|_| is_root), Some(output), wait)
     }
@@ -437,8 +448,8 @@ impl Communicator {
         &self,
         py: Python<'_>,
         memory: Argument<'_, '_>,
-        to: usize,
-        tag: u32,
+        #[pyo3(from_py_with = numbers::rank)] to: usize,
+        #[pyo3(from_py_with = numbers::tag)] tag: u32,
         wait: bool,
     ) -> PyResult<Option<Handle>> {
         self.birth.check()?;
@@ -457,14 +468,14 @@ impl Communicator {
         &self,
         py: Python<'_>,
         memory: Argument<'_, '_>,
-        source: usize,
-        tag: u32,
+        #[pyo3(from_py_with = numbers::rank)] source: usize,
+        #[pyo3(from_py_with = numbers::tag)] tag: u32,
         wait: bool,
     ) -> PyResult<Option<Handle>> {
         self.birth.check()?;
         let (keep, memory) = (Box::new(memory.clone().unbind()), memory.get());
         if memory.element_count() > 0 && !memory.is_writable() {
-            return Err(PyValueError::new_err("read-only memory given for the output"));
+            return Err(invalid("read-only memory given for the output"));
         }
         // SAFETY: the memory is of that length, writable, and is kept until the end.
         let handle = unsafe {
@@ -486,7 +497,7 @@ impl Communicator {
     /// Sends the i-th part of `numbers` to rank i, and gets one part of that length from each.
     fn exchange_parts(&self, py: Python<'_>, numbers: Vec<i64>) -> PyResult<Vec<i64>> {
         if !numbers.len().is_multiple_of(self.size()) {
-            return Err(PyValueError::new_err("as many numbers for each rank expected"));
+            return Err(invalid("as many numbers for each rank expected"));
         }
         let mut all = vec![0i64; numbers.len()];
         let call = Call::alltoall(DataType::I64, numbers.len() / self.size());

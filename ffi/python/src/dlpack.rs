@@ -5,10 +5,13 @@
 
 use std::ffi::{CStr, c_void};
 
+use phalanx::python::invalid;
 use phalanx::types::DataType;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyCapsule};
+
+use crate::buffer::KNOWN;
 
 #[repr(C)]
 struct Device {
@@ -117,11 +120,11 @@ fn read(tensor: &Tensor, writable: bool, capsule: &Bound<'_, PyCapsule>) -> PyRe
         .iter()
         .map(|&length| usize::try_from(length))
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|_| PyValueError::new_err("a DLPack tensor with a negative length given"))?;
+        .map_err(|_| invalid("a DLPack tensor with a negative length given"))?;
     if !is_contiguous(&shape, numbers(tensor.strides)) {
-        return Err(PyValueError::new_err("memory with gaps given, C-contiguous memory expected; make a copy first"));
+        return Err(invalid("memory with gaps given, C-contiguous memory expected; make a copy first"));
     }
-    let offset = usize::try_from(tensor.byte_offset).map_err(|_| PyValueError::new_err("DLPack offset too large"))?;
+    let offset = usize::try_from(tensor.byte_offset).map_err(|_| invalid("DLPack offset too large"))?;
     Ok(View {
         pointer: (tensor.data as usize).wrapping_add(offset),
         shape,
@@ -164,7 +167,7 @@ fn element_type(element: &ElementType) -> PyResult<DataType> {
         (BOOL, 8, 1) => DataType::Bool,
         (code, bits, lanes) => {
             return Err(PyTypeError::new_err(format!(
-                "elements of DLPack type code {code}, {bits} bits, {lanes} lanes are not supported"
+                "elements of DLPack type code {code}, {bits} bits, {lanes} lanes are not supported; {KNOWN} expected"
             )));
         }
     };

@@ -32,7 +32,7 @@ impl Handle {
         }
         let mut signals = Signals::default();
         let outcome = py.detach(|| self.inner.wait_while(SIGNAL_PERIOD, &mut || signals.are_quiet()));
-        signals.outcome(outcome).map(|()| None)
+        signals.outcome(py, outcome).map(|()| None)
     }
 }
 
@@ -51,12 +51,21 @@ impl Signals {
     }
 
     /// What a handler raised goes before how the operation ended.
-    pub fn outcome(self, outcome: phalanx::types::Result<()>) -> PyResult<()> {
+    pub fn outcome(self, py: Python<'_>, outcome: phalanx::types::Result<()>) -> PyResult<()> {
         match self.raised {
             Some(error) => Err(error),
-            None => Ok(outcome?),
+            None => told(py, outcome),
         }
     }
+}
+
+/// The outcome of an operation. Ctrl-C reaches all ranks, and the first to go makes the others' operations fail:
+/// handlers of signals that came before that run first, so that it is Ctrl-C everywhere.
+fn told(py: Python<'_>, outcome: phalanx::types::Result<()>) -> PyResult<()> {
+    if outcome.is_err() {
+        py.check_signals()?;
+    }
+    Ok(outcome?)
 }
 
 #[pymethods]
@@ -67,7 +76,7 @@ impl Handle {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.birth.check()?;
         if let Some(outcome) = self.inner.poll() {
-            return Ok(outcome?);
+            return told(py, outcome);
         }
         let limit = timeout.map(seconds).transpose()?;
         let started = Instant::now();
@@ -75,7 +84,7 @@ impl Handle {
             let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
             let period = left.map_or(SIGNAL_PERIOD, |left| left.min(SIGNAL_PERIOD));
             if let Some(outcome) = py.detach(|| self.inner.wait_for(period)) {
-                return Ok(outcome?);
+                return told(py, outcome);
             }
             py.check_signals()?;
             if left.is_some_and(|left| left.is_zero()) {

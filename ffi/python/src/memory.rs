@@ -1,7 +1,8 @@
 //! Where a call's elements are: an address, a count, a type, and the Python object that keeps them there.
 
+use phalanx::python::invalid;
 use phalanx::types::DataType;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
@@ -49,7 +50,7 @@ impl Memory {
         let count = shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
         match count.filter(|count| count.checked_mul(dtype.size()).is_some_and(|bytes| bytes <= isize::MAX as usize)) {
             Some(count) => Ok(Self { pointer, count, dtype, shape, writable, _owner: owner }),
-            None => Err(PyValueError::new_err("more elements given than memory can have")),
+            None => Err(invalid("more elements given than memory can have")),
         }
     }
 
@@ -64,9 +65,7 @@ impl Memory {
         let name: String = object.getattr("dtype")?.getattr("name")?.extract()?;
         let Ok(dtype) = name.parse::<DataType>() else { return Ok(None) };
         if !interface.get_item("strides")?.is_none() {
-            return Err(PyValueError::new_err(
-                "memory with gaps given, C-contiguous memory expected; make a copy first",
-            ));
+            return Err(invalid("memory with gaps given, C-contiguous memory expected; make a copy first"));
         }
         let (pointer, read_only): (usize, bool) = interface.get_item("data")?.extract()?;
         let shape = interface.get_item("shape")?.extract()?;
@@ -110,7 +109,7 @@ impl Memory {
         let memory = slf.get();
         let Some((&length, rest)) = memory.shape.split_first().filter(|(length, _)| start <= stop && stop <= **length)
         else {
-            return Err(PyValueError::new_err(format!("rows {start} to {stop} of shape {:?} given", memory.shape)));
+            return Err(invalid(format_args!("rows {start} to {stop} of shape {:?} given", memory.shape)));
         };
         let row = memory.bytes().checked_div(length).unwrap_or(0);
         let shape = std::iter::once(stop - start).chain(rest.iter().copied()).collect();
@@ -121,7 +120,7 @@ impl Memory {
     /// Copies the elements of other memory of the same length and type here.
     fn copy_from(&self, source: &Self) -> PyResult<()> {
         if !self.writable || source.count != self.count || source.dtype != self.dtype {
-            return Err(PyValueError::new_err(format!(
+            return Err(invalid(format_args!(
                 "{} elements of {} cannot be copied to {} of {}",
                 source.count, source.dtype, self.count, self.dtype
             )));

@@ -119,8 +119,7 @@ impl<T: Value> Buffers<T> {
     }
 }
 
-/// Sends to the next rank and receives from the one before, around the circle. Even ranks send first, so that no
-/// two neighbours wait for each other's receive.
+/// Sends to the next rank and receives from the one before, around the circle, both at once.
 fn pass_on<T: Value>(comm: &Communicator, input: &[T], output: &mut [T]) -> Result<()> {
     let (rank, size) = (comm.rank(), comm.size());
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -128,13 +127,11 @@ fn pass_on<T: Value>(comm: &Communicator, input: &[T], output: &mut [T]) -> Resu
         output.copy_from_slice(input);
         return Ok(());
     }
-    if rank % 2 == 0 {
-        comm.send(input, next, TAG)?;
-        comm.recv(output, previous, TAG)
-    } else {
-        comm.recv(output, previous, TAG)?;
-        comm.send(input, next, TAG)
-    }
+    comm.scope(|scope| {
+        scope.recv(output, previous, TAG)?;
+        scope.send(input, next, TAG)?;
+        Ok(())
+    })
 }
 
 /// The call as the communicator plans it; `None` for messages between two ranks, which are not planned.

@@ -62,7 +62,7 @@ pub struct Bench {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least(2))]
     factor: usize,
     /// Carry everything over shm or tcp [default: the fastest there is for each pair of ranks]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = crate::cli::carrier)]
     transport: Option<TransportKind>,
     /// Use this algorithm [default: chosen by size]
     #[arg(long, value_name = "NAME")]

@@ -35,7 +35,7 @@ pub struct Demo {
     #[arg(long, short = 'n', alias = "np-with-one-dash", visible_alias = "np", value_name = "N", value_parser = at_least(1))]
     ranks: Option<usize>,
     /// Carry everything over shm or tcp [default: the fastest there is for each pair of ranks]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = crate::cli::carrier)]
     transport: Option<TransportKind>,
     /// Sum gradients by this algorithm [default: chosen by size]
     #[arg(long, value_name = "NAME")]

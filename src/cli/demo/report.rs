@@ -1,8 +1,9 @@
 //! What rank 0 says while it trains, and how a person sees it.
 
+use std::fmt;
 use std::io::Write;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 /// From rank 0 to whoever renders.
@@ -39,6 +40,10 @@ pub struct Begin {
     pub steps: usize,
     /// All epochs.
     pub epochs: usize,
+    /// The ranks on rank 0's host.
+    pub local_ranks: usize,
+    /// The processors that they share.
+    pub processors: usize,
 }
 
 /// One row of the table.
@@ -103,8 +108,11 @@ impl<W: Write> Renderer<W> {
     /// Writes rows to `output`. With `json` the last line is the summary as one object.
     pub fn new(output: W, json: bool) -> Self {
         let bar = ProgressBar::no_length();
-        if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} steps, {per_sec}, {eta} left") {
-            bar.set_style(style);
+        if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} steps, {rate}, {eta} left") {
+            let rate = |state: &ProgressState, to: &mut dyn fmt::Write| {
+                let _ = write!(to, "{:.0}/s", state.per_sec());
+            };
+            bar.set_style(style.with_key("rate", rate));
         }
         Self { output, bar, json }
     }
@@ -113,7 +121,8 @@ impl<W: Write> Renderer<W> {
     pub fn show(&mut self, message: &Message) {
         match message {
             Message::Begin(begin) => {
-                let Begin { ranks, network, parameters, images, batch, steps, epochs } = begin;
+                let Begin { ranks, network, parameters, images, batch, steps, epochs, local_ranks, processors } = begin;
+                self.bar.set_length(*steps as u64);
                 self.line(&format!(
                     "{ranks} rank{} train{} a {network} network ({parameters} weights) on {images} images: {epochs} \
                      epoch{} of {} steps of {batch} images",
@@ -122,11 +131,17 @@ impl<W: Write> Renderer<W> {
                     if *epochs == 1 { "" } else { "s" },
                     steps / epochs.max(&1),
                 ));
+                if local_ranks > processors {
+                    self.line(&format!(
+                        "{local_ranks} ranks take turns on {processors} processor{}: waiting for a turn counts as \
+                         communication",
+                        if *processors == 1 { "" } else { "s" },
+                    ));
+                }
                 self.line(&format!(
                     "{:>5}  {:>8}  {:>13}  {:>9}  {:>13}",
                     "epoch", "loss", "test accuracy", "samples/s", "communication"
                 ));
-                self.bar.set_length(*steps as u64);
             }
             Message::Step { steps } => self.bar.set_position(*steps as u64),
             Message::Epoch(row) => {
@@ -155,7 +170,11 @@ impl<W: Write> Renderer<W> {
             summary.seconds,
             100.0 * summary.communication_share
         ));
-        self.line(&format!("gradients travelled over {}, summed by {}", summary.transport, summary.algorithm));
+        if summary.ranks > 1 {
+            self.line(&format!("gradients travelled over {}, summed by {}", summary.transport, summary.algorithm));
+        } else {
+            self.line("no gradients travelled: one rank trained alone");
+        }
         if summary.is_agreed() {
             let digest = summary.digests.first().map_or("", String::as_str);
             let ranks = summary.ranks;
@@ -220,8 +239,18 @@ mod tests {
 
     #[test]
     fn rows_stand_under_their_headings() {
-        let begin =
-            Begin { ranks: 4, network: "64-10".into(), parameters: 650, images: 1438, batch: 64, steps: 44, epochs: 2 };
+        let begin = Begin {
+            ranks: 4,
+            network: "64-10".into(),
+            parameters: 650,
+            images: 1438,
+            batch: 64,
+            steps: 44,
+            epochs: 2,
+            local_ranks: 4,
+            processors: 4,
+        };
+        let crowded = Begin { processors: 2, ..begin.clone() };
         let epoch = Epoch {
             epoch: 1,
             steps: 22,
@@ -238,6 +267,18 @@ mod tests {
                 "epoch      loss  test accuracy  samples/s  communication",
                 "    1   1.25000         0.9000      41234          12.5%",
             ]
+        );
+        assert_eq!(
+            shown(&[Message::Begin(crowded)], false)[1],
+            "4 ranks take turns on 2 processors: waiting for a turn counts as communication"
+        );
+    }
+
+    #[test]
+    fn one_rank_alone_sends_nothing() {
+        assert_eq!(
+            shown(&[Message::End(summary(&["ab"]))], false)[1],
+            "no gradients travelled: one rank trained alone"
         );
     }
 

@@ -6,6 +6,7 @@
 //! are shared, so that any number of ranks walks the same path but for rounding. Every rank then takes the same step
 //! from the same weights with the same bits.
 
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use phalanx::{Call, Communicator, DataType, Error, ReduceOp, Reduction, Result};
@@ -123,6 +124,8 @@ impl Trainer<'_> {
             batch,
             steps,
             epochs,
+            local_ranks: self.comm.local_size(),
+            processors: available_parallelism().map_or(1, |processors| processors.get()),
         }));
 
         let began = Instant::now();

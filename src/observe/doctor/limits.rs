@@ -45,7 +45,11 @@ impl Limits {
         let size = |value: Option<u64>| value.map_or("unlimited".into(), bytes_in_words);
         let below = |value: Option<u64>, least| value.is_some_and(|value| value < least);
 
-        let text = format!("{}, can be raised to {}", count(self.open_files), count(self.open_files_maximum));
+        let text = if self.open_files == self.open_files_maximum {
+            count(self.open_files)
+        } else {
+            format!("{}, can be raised to {}", count(self.open_files), count(self.open_files_maximum))
+        };
         let files = if below(self.open_files_maximum, FEW_FILES) {
             Finding::problem("limits", "open files", text, "raise the hard limit: `ulimit -Hn 4096` as root")
         } else if below(self.open_files, ENOUGH_FILES) {

@@ -207,7 +207,11 @@ impl fmt::Display for Report {
         }
         let count = |state| self.findings.iter().filter(|finding| finding.state == state).count();
         match count(State::Problem) {
-            0 => writeln!(f, "\nNothing here prevents Phalanx from working ({} notes).", count(State::Note)),
+            0 => {
+                let notes = count(State::Note);
+                let plural = if notes == 1 { "" } else { "s" };
+                writeln!(f, "\nNothing here prevents Phalanx from working ({notes} note{plural}).")
+            }
             1 => writeln!(f, "\n1 problem prevents Phalanx from working."),
             problems => writeln!(f, "\n{problems} problems prevent Phalanx from working."),
         }

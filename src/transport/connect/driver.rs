@@ -35,6 +35,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a refused peer may take to read why.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// What is wrong when they are not what was agreed: the kernel hands over as many as the process may still have.
+const DESCRIPTORS: &str = "descriptors than agreed, or more than may be open here (ulimit -n)";
+
 /// Why a connection ends before it is a lane.
 pub(super) enum End {
     Lost(Lost),
@@ -190,8 +193,7 @@ impl Driver {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    let code = error.raw_os_error();
-                    if matches!(code, Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
+                    if socket::is_shortage(&error) {
                         tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n)");
                         self.evict();
                         self.pause_accepting(now);
@@ -483,7 +485,7 @@ impl Driver {
 
     fn take_doorbell(connection: &mut Connection) -> Result<Doorbell, End> {
         let Some([word, event]) = exchange::exactly(&mut connection.descriptors) else {
-            return Err(End::Shm("the other side sent other descriptors than agreed".into()));
+            return Err(End::Shm(format!("the other side sent other {DESCRIPTORS}")));
         };
         Doorbell::from_peer(word, event)
             .map_err(|error| End::Shm(format!("the other side's doorbell cannot be used: {error}")))
@@ -492,7 +494,7 @@ impl Driver {
     fn take_offer(connection: &mut Connection, ring_bytes: u64) -> io::Result<(Pair, Doorbell)> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let Some([segment, word, event]) = exchange::exactly(&mut connection.descriptors) else {
-            return Err(wrong("other descriptors than agreed"));
+            return Err(wrong(&format!("other {DESCRIPTORS}")));
         };
         let ring_bytes = usize::try_from(ring_bytes).map_err(|_| wrong("a ring larger than memory"))?;
         let segment = shm::accept_segment(segment, ring_bytes)?;

@@ -210,8 +210,6 @@ struct Shared {
 #[derive(Debug)]
 pub struct Connector {
     shared: Arc<Shared>,
-    /// For each rank, whether it has been dialled: dialling again is free.
-    dialled: Vec<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -262,34 +260,15 @@ impl Connector {
             stop: AtomicBool::new(false),
             counters: Counters::default(),
         });
-        let ranks = config.peers.iter().map(|peer| peer.rank + 1).max().unwrap_or(0);
-        let dialled = (0..ranks).map(|_| AtomicBool::new(false)).collect();
         let driver = driver::Driver::new(listeners, config, sleeper, deliver, shared.clone()).map_err(failed)?;
         let thread =
             std::thread::Builder::new().name("phalanx-connect".into()).spawn(move || driver.run()).map_err(failed)?;
-        Ok(Self { shared, dialled, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Asks for a connection to `peer`. Returns at once; the outcome is delivered. Asking again, or for a peer that is
-    /// connected, does nothing.
+    /// Asks for a connection to `peer`. Returns at once; the outcome is delivered. Asking again before that, or for a
+    /// peer that is connected, does nothing.
     pub fn dial(&self, peer: usize) {
-        let Some(dialled) = self.dialled.get(peer) else {
-            return;
-        };
-        if dialled.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        self.command(peer);
-    }
-
-    /// Asks once more for a connection to a peer whose error was delivered.
-    pub fn redial(&self, peer: usize) {
-        if peer < self.dialled.len() {
-            self.command(peer);
-        }
-    }
-
-    fn command(&self, peer: usize) {
         self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner).push(peer);
         // An event descriptor of our own cannot fail.
         let _ = self.shared.wake.signal();

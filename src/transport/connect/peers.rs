@@ -273,7 +273,7 @@ impl Driver {
         let lanes: io::Result<Vec<Box<dyn Lane>>> = connections
             .into_iter()
             .map(|connection| {
-                let lane = TcpLane::new(connection.socket, self.sleeper.clone())?;
+                let lane = TcpLane::new(connection.socket, connection.link.into(), self.sleeper.clone())?;
                 Ok(Box::new(lane) as Box<dyn Lane>)
             })
             .collect();
@@ -385,7 +385,8 @@ impl Driver {
             }
             (End::Shm(what), _) if self.config.transport == TransportPolicy::Shm => {
                 let what = format!("shared memory was demanded, but with rank {rank} it failed: {what}");
-                self.fail(rank, Error::environment(what, "allow more memory, or allow TCP"));
+                let hint = "allow more memory and open files (ulimit -v, -n) on both sides, or allow TCP";
+                self.fail(rank, Error::environment(what, hint));
             }
             (End::Shm(what), _) => {
                 tracing::warn!(rank, why = %what, "no shared memory with this rank: TCP is used, which is slower");
@@ -404,6 +405,10 @@ impl Driver {
             ) => {
                 peer.state = State::Pausing { until: now + peer.pause };
                 peer.pause = (2 * peer.pause).min(LAST_PAUSE);
+            }
+            (End::Lost(Lost::Io(error)), _) if socket::is_shortage(&error) => {
+                let what = format!("no connection to rank {rank} can be made from here: {trouble}");
+                self.fail(rank, Error::environment(what, "raise the limit of open files (ulimit -n)"));
             }
             _ if has_other_address => {
                 peer.next_address += 1;

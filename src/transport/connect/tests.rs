@@ -8,6 +8,7 @@ use super::*;
 use crate::transport::lane::LaneError;
 use crate::transport::listen::ListenConfig;
 use crate::types::{Fault, TransportKind};
+use crate::wire::handshake::{Hello, Initiator, Purpose};
 
 pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SOON: Duration = Duration::from_secs(20);
@@ -337,6 +338,48 @@ fn who_does_not_belong_is_told_why() {
     assert!(error.to_string().contains("world has no rank 5"), "{error}");
 }
 
+/// What the user allows on one rank holds even where another rank allows more.
+#[test]
+fn a_forbidden_carrier_is_refused_by_the_side_that_is_dialled() {
+    for (own, dials) in [(TransportPolicy::Shm, TransportPolicy::Tcp), (TransportPolicy::Tcp, TransportPolicy::Shm)] {
+        let members = job_at(LOCAL, 2, |config| config.transport = if config.rank == 0 { own } else { dials });
+        members[1].connector.dial(0);
+        let error = members[1].next().1.err().expect("a refusal").to_string();
+        assert!(error.contains("the peer was told not to use this transport"), "{own:?} is dialled: {error}");
+        assert!(members[0].outcomes.try_recv().is_err(), "the other side hears nothing of it");
+    }
+}
+
+/// Otherwise the answer that somebody recorded would fit.
+#[test]
+fn every_challenge_is_another() {
+    let members = job(2, TransportPolicy::Tcp);
+    let hello = Hello {
+        job: key().job(),
+        generation: Generation(1),
+        from: 1,
+        to: 0,
+        purpose: Purpose::Tcp { lane: 0, lanes: 1 },
+        attempt: 1,
+        nonce: [5; 32],
+    };
+    let challenge = || {
+        let mut stream = TcpStream::connect(members[0].addresses.tcp[0]).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let mut initiator = Initiator::new(&key(), &hello);
+        stream.write_all(&initiator.poll_output()).unwrap();
+        let mut bytes = Vec::new();
+        while initiator.poll_output().is_empty() {
+            let start = bytes.len();
+            bytes.resize(start + initiator.wanted(), 0);
+            stream.read_exact(&mut bytes[start..]).unwrap();
+            initiator.handle_input(&bytes[start..]).unwrap();
+        }
+        bytes
+    };
+    assert_ne!(challenge(), challenge());
+}
+
 #[test]
 fn a_dead_peer_is_an_error_at_once() {
     for policy in [TransportPolicy::Auto, TransportPolicy::Tcp] {
@@ -350,7 +393,7 @@ fn a_dead_peer_is_an_error_at_once() {
         let error = outcome.err().unwrap();
         assert!(matches!(&error, Error::PeerFailed { rank: 1, .. }), "{error}");
         // And it may be asked for again.
-        member.connector.redial(1);
+        member.connector.dial(1);
         assert!(member.next().1.is_err());
     }
 }

@@ -303,3 +303,11 @@ def synchronize(handle: Handle[T]) -> T:
 def poll(handle: Handle[Any]) -> bool:
     """Whether an operation has ended. Does not wait."""
     return handle.poll()
+
+
+# `help(phalanx.allreduce)` shows what the method's does.
+for _name in __all__:
+    _method = vars(Communicator).get(_name)
+    if callable(_method) and _method.__doc__ and callable(globals()[_name]):
+        globals()[_name].__doc__ = _method.__doc__
+del _name, _method

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -47,6 +48,12 @@ def test_errors_are_pythons_own_too() -> None:
         assert kind("words").fault in ("caller", "peer", "environment", "bug")
 
 
+def test_help_on_a_function_is_that_on_the_method() -> None:
+    assert "postscale_factor * op(" in (phalanx.allreduce.__doc__ or "")
+    for name in phalanx.__all__:
+        assert "The world's" not in (getattr(phalanx, name).__doc__ or ""), name
+
+
 def test_codes_are_the_librarys() -> None:
     owner = bytearray(8)
     for op in phalanx.ReduceOp:
@@ -87,6 +94,16 @@ def test_variables_set_by_halves_are_an_error_that_names_them() -> None:
     result = run("import phalanx; phalanx.init()", PHALANX_RANK="1")
     assert result.returncode != 0
     assert "PhalanxEnvironmentError" in result.stderr and "PHALANX_SIZE" in result.stderr
+
+
+def test_an_interrupt_ends_the_wait_for_ranks_that_do_not_come() -> None:
+    code = "import os, signal, threading, phalanx\n"
+    code += "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+    code += "try: phalanx.init()\nexcept KeyboardInterrupt: print('interrupted', phalanx.is_initialized())"
+    started = time.monotonic()
+    result = run(code, PHALANX_RANK="1", PHALANX_SIZE="2", PHALANX_RENDEZVOUS="local", PHALANX_JOB=f"{os.getpid()}")
+    assert (result.returncode, result.stdout) == (0, "interrupted False\n"), result.stderr
+    assert time.monotonic() - started < 20
 
 
 def test_the_program_is_installed_beside_the_package() -> None:

@@ -277,6 +277,24 @@ def test_memory_that_cannot_be_used_is_refused_before_anything_is_sent() -> None
         phalanx.allreduce(both, out=np.zeros(8))
     with pytest.raises(phalanx.InvalidArgumentError, match="not defined"):
         phalanx.allreduce(both, BitAnd)
+    # Every refusal is an error of the package too, and never Python's OverflowError.
+    for unusable in (np.zeros((4, 4)).T, np.broadcast_to(np.zeros(1), (2,))):
+        with pytest.raises(phalanx.InvalidArgumentError):
+            phalanx.allreduce_(unusable)
+    for op in (True, None, 99, 1.5, "median"):
+        with pytest.raises(phalanx.InvalidArgumentError, match="reduce op"):
+            phalanx.allreduce(both, op)
+    for call in (
+        lambda: phalanx.broadcast(both, -1),
+        lambda: phalanx.send(both, -1),
+        lambda: phalanx.send(both, 0, tag=1 << 32),
+        lambda: phalanx.split(-1),
+        lambda: phalanx.subgroup([-1]),
+    ):
+        with pytest.raises(phalanx.InvalidArgumentError, match=r"(rank|tag|colour) -?\d+ given, (at least 0|0 to )"):
+            call()
+    with pytest.raises(TypeError):
+        phalanx.broadcast(both, "a")
     assert phalanx.allreduce(np.ones(1), Sum)[0] == phalanx.size()
 
 

@@ -148,12 +148,24 @@ def test_half_precision_on_the_way() -> None:
 
 def test_fewer_ranks() -> None:
     rank = hvd.rank()
-    half = phalanx.split(rank % 2)
+    half = hvd.split(rank % 2)
     assert half is not None
     assert same(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=half), torch.tensor([float(half.size)]))
     small = torch.tensor([1.0])
     assert hvd.allreduce_(small, op=hvd.Sum, process_set=half).item() == half.size
     assert hvd.allgather(torch.tensor([rank]), process_set=half).tolist() == list(range(rank % 2, hvd.size(), 2))
+
+
+def test_the_older_flag_is_a_truth_value() -> None:
+    for average, expected in ((None, 1), (True, 1), (1, 1), (False, hvd.size()), (0, hvd.size())):
+        assert hvd.allreduce(torch.ones(1), average=average).item() == expected
+        assert hvd.allreduce_(torch.ones(1), average=average).item() == expected
+
+
+def test_names_of_horovod_that_are_not_there_say_what_is() -> None:
+    assert not hasattr(hvd, "Adasum") and not hasattr(hvd, "nonsense")
+    with pytest.raises(AttributeError, match=r"hvd\.split"):
+        hvd.add_process_set([0])
 
 
 def test_what_cannot_be_given() -> None:
@@ -168,8 +180,14 @@ def test_what_cannot_be_given() -> None:
             call(torch.ones(3, device="meta"))
         with pytest.raises(ValueError, match="together"):
             call(torch.ones(3), average=True, op=hvd.Sum)
-    with pytest.raises(ValueError, match="a tensor expected"):
-        hvd.allreduce_([1.0])
+        with pytest.raises(phalanx.InvalidArgumentError, match="give op=Max"):
+            call(torch.ones(3), hvd.Max)
+    for call in (
+        *(hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_, hvd.allgather, hvd.allgather_async),
+        *(hvd.alltoall, hvd.alltoall_async, hvd.reducescatter, hvd.reducescatter_async),
+    ):
+        with pytest.raises(phalanx.InvalidArgumentError, match="a tensor expected"):
+            call([1.0])
     with pytest.raises(ValueError, match="Average or Sum"):
         hvd.reducescatter(torch.ones(4), op=hvd.Max)
     for call in (hvd.reducescatter, hvd.allgather, hvd.alltoall):

@@ -169,6 +169,36 @@ def test_an_interrupted_wait_leaves_a_handle_pending(several: None) -> None:
         phalanx.send(b"d", 0, tag=21)
 
 
+def test_an_interrupt_goes_before_the_failure_that_it_caused_elsewhere(several: None) -> None:
+    # Ctrl-C reaches all ranks. Rank 0 waits and does not see it yet, when another rank makes its operation fail.
+    rank = phalanx.rank()
+    odd = rank == 1
+    if rank == 0:
+        before = phalanx.world().statistics()["operations"]
+
+        def interrupt() -> None:
+            while phalanx.world().statistics()["operations"] == before:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+            phalanx.send(b"x", 1, tag=31)
+
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        helper = threading.Thread(target=interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                helper.start()
+                phalanx.allreduce_(bytearray(4), Sum)
+            helper.join()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+    else:
+        if odd:
+            phalanx.recv(bytearray(1), 0, tag=31)
+        with pytest.raises(phalanx.PhalanxError):
+            phalanx.allreduce_(bytearray(3 if odd else 4), Sum)
+    phalanx.barrier()
+
+
 def in_child(function: Any) -> str:
     """What a forked child's function returns."""
     reader, writer = os.pipe()

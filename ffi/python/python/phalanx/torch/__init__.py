@@ -17,7 +17,9 @@ import torch
 if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
     raise ImportError(f"phalanx.torch needs PyTorch 2.1 or newer, but this is {torch.__version__}")
 
-from phalanx import cross_rank, cross_size, local_rank, local_size, rank, size
+from typing import NoReturn
+
+from phalanx import cross_rank, cross_size, local_rank, local_size, rank, size, split, subgroup
 from phalanx.communicator import Communicator
 from phalanx.errors import PhalanxError
 from phalanx.objects import allgather_object, broadcast_object
@@ -127,5 +129,23 @@ __all__ = [
     "reducescatter_async",
     "shutdown",
     "size",
+    "split",
+    "subgroup",
     "synchronize",
 ]
+
+# What scripts for Horovod may ask for, and what there is instead.
+_ELSEWHERE = {
+    "Adasum": "Adasum is not there yet; use op=hvd.Average",
+    "ProcessSet": "give process_set a communicator from hvd.split or hvd.subgroup",
+    "SyncBatchNorm": "SyncBatchNorm is not there yet",
+    "add_process_set": "give process_set a communicator from hvd.split or hvd.subgroup",
+    "elastic": "elastic training is not there yet",
+    "global_process_set": "leave process_set out, or give None",
+    "join": "join is not there yet; every rank must make the same number of steps",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    advice = _ELSEWHERE.get(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f": {advice}" if advice else ""))

@@ -20,7 +20,7 @@ from phalanx.errors import InvalidArgumentError
 from phalanx.ops import Average, ReduceOp, Sum
 from phalanx.rows import divide, exchange_rows, exchange_splits
 from phalanx.torch.compression import Compression, Compressor
-from phalanx.torch.tensors import CODES, communicator_of, memory_of, op_of, refuse
+from phalanx.torch.tensors import CODES, communicator_of, detached, memory_of, op_of, refuse
 from phalanx.world import world
 
 __all__ = [
@@ -84,7 +84,9 @@ def poll(handle: Handle) -> bool:
 
 def is_differentiable(*tensors: torch.Tensor) -> bool:
     """Whether a gradient will be wanted of what is made from one of the tensors."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and any(
+        isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors
+    )
 
 
 # Allreduce
@@ -228,7 +230,7 @@ def _start_allgather(
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Communicator | None = None) -> Handle:
     """Starts an `allgather`. Returns once all ranks have told how many rows they have."""
-    output, _, handle = _start_allgather(tensor.detach(), process_set, False)
+    output, _, handle = _start_allgather(detached("allgather", tensor), process_set, False)
     return Handle([handle] if handle else [], output)
 
 
@@ -358,7 +360,7 @@ def alltoall_async(
     process_set: Communicator | None = None,
 ) -> Handle:
     """Starts an `alltoall`. Returns once all ranks have told how many rows they send; its result is always the pair."""
-    output, received, handle = _start_alltoall(tensor.detach(), _splits_of(splits), process_set, False)
+    output, received, handle = _start_alltoall(detached("alltoall", tensor), _splits_of(splits), process_set, False)
     return Handle([handle] if handle else [], (output, received))
 
 
@@ -433,7 +435,7 @@ def reducescatter_async(
 ) -> Handle:
     """Starts a `reducescatter`."""
     scales = (prescale_factor, postscale_factor)
-    output, handle = _start_reducescatter(tensor.detach(), op, *scales, process_set, False)
+    output, handle = _start_reducescatter(detached("reducescatter", tensor), op, *scales, process_set, False)
     return Handle([handle] if handle else [], output)
 
 

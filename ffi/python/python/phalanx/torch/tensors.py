@@ -10,7 +10,7 @@ from phalanx.errors import InvalidArgumentError
 from phalanx.ops import Average, ReduceOp, Sum
 from phalanx.world import world
 
-__all__ = ["CODES", "communicator_of", "memory_of", "op_of", "refuse"]
+__all__ = ["CODES", "communicator_of", "detached", "memory_of", "op_of", "refuse"]
 
 CODES: dict[torch.dtype, int] = {
     torch.float16: 0,
@@ -39,7 +39,8 @@ def refuse(what: str, tensor: object) -> InvalidArgumentError:
     if not tensor.is_cpu:
         return InvalidArgumentError(f"{what}: a tensor on {tensor.device} given, one in host memory expected")
     if tensor.dtype not in CODES:
-        return InvalidArgumentError(f"{what}: tensors of {tensor.dtype} are not supported")
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
+        return InvalidArgumentError(f"{what}: tensors of {tensor.dtype} are not supported; one of {known} expected")
     return InvalidArgumentError(f"{what}: the tensor is required to be contiguous; give tensor.contiguous()")
 
 
@@ -53,11 +54,21 @@ def memory_of(what: str, tensor: torch.Tensor) -> Memory:
 
 def op_of(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     """The operation from its own name or the older flag."""
+    if isinstance(average, ReduceOp):
+        # The flag comes before `op`: as a flag, every operation but the first would mean an average.
+        raise InvalidArgumentError(f"{average!r} given as average; give op={average.name}")
     if op is not None:
         if average is not None:
             raise InvalidArgumentError("average and op given together; give op")
         return op
-    return Sum if average is False else Average
+    return Average if average is None or average else Sum
+
+
+def detached(what: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its history."""
+    if not isinstance(tensor, torch.Tensor):
+        raise refuse(what, tensor)
+    return tensor.detach()
 
 
 def communicator_of(process_set: Communicator | None) -> Communicator:

@@ -1,0 +1,248 @@
+# The bugs that check.sh seeds, by the promise that each breaks. A bug has a name and says what is wrong with it; changes
+# one place of one file, by text that stands there exactly once; and names the one test that must fail.
+#
+# When the text has moved on, or the test has another name, bring the bug up to date rather than drop it.
+# shellcheck shell=bash disable=SC2016
+
+# How long these wait before they report that something does not come. With a bug it never comes.
+patience src/transport/conformance/world.rs 'from_secs(120)' 'from_secs(5)'
+patience tests/launcher/support.rs 'from_secs(60)' 'from_secs(8)'
+
+# The same bits on every rank, and the right ones.
+
+bug drops-the-tail 'a reduction leaves out its last element'
+change src/reduce/kernel.rs \
+    'while at < range.end {' \
+    'while at + 1 < range.end {'
+caught_by --lib reduce::tests::matrix::one_run_may_be_several_sources_and_the_target_too
+
+bug adds-halves-in-halves 'the sum of halves is rounded after every addition'
+change src/reduce/kernel.rs \
+    'value[lane] = O::apply(value[lane], other[lane]);' \
+    'value[lane] = O::apply(value[lane], other[lane]);
+     let mut stored = [0; 8];
+     [value[lane]] = unsafe { S::write(stored.as_mut_ptr(), [value[lane]]); S::read(stored.as_ptr()) };'
+caught_by --lib reduce::tests::special::halves_are_rounded_once
+
+bug sends-partial-sums-as-halves 'partial sums of halves travel as halves'
+change src/executor/operation.rs \
+    'work.dtype.is_half() && schedule.partials_travel' \
+    'work.dtype.is_half() && false'
+caught_by '--test collectives' order::halves_are_rounded_once
+
+bug sends-the-wrong-chunk 'the ring passes on the part after the one it should'
+change src/schedule/algorithms/ring.rs \
+    'if step == 0 { own } else { parts[group.before(step)] }' \
+    'if step == 0 { own } else { parts[group.after(step)] }'
+caught_by --lib schedule::verify::tests::every_algorithm_is_right_for_small_worlds_in_many_variations
+
+bug reduces-in-the-wrong-order 'contributions are reduced from the last rank to the first'
+change src/schedule/algorithms/direct.rs \
+    'builder.reduce(contributions, target, finish);' \
+    'builder.reduce(contributions.into_iter().rev().collect(), target, finish);'
+caught_by '--test collectives' order::deterministic_means_rank_order_whatever_the_algorithm
+
+bug takes-the-plan-of-another-order 'a deterministic call takes the plan of one that is not'
+change src/comm/plans.rs \
+    '            deterministic,
+        };' \
+    '            deterministic: false,
+        };'
+caught_by '--test collectives' order::deterministic_means_rank_order_whatever_the_algorithm
+
+bug proves-nothing-about-finishing 'the verifier does not look whether a result was finished'
+change src/schedule/verify/meaning.rs \
+    'if !machine.expressions.is_finished(id) {' \
+    'if false {'
+caught_by --lib schedule::verify::tests::a_result_finished_twice_or_never_is_noticed
+
+bug proves-nothing-about-reads 'the verifier allows a read beside a write of the same'
+change src/schedule/verify/race.rs \
+    'for read in &reads {' \
+    'for read in reads.iter().take(0) {'
+caught_by --lib schedule::verify::tests::races_are_noticed
+
+# No call waits for ever.
+
+bug forgets-the-deadline 'an operation past its deadline waits on'
+change src/executor/core/late.rs \
+    'operation.deadline.has_passed(now)' \
+    'false'
+caught_by --lib executor::simulation::a_timeout_on_one_rank_ends_the_operation_on_all
+
+bug blames-its-neighbour 'a timeout names the rank that is waited for, though that one waits for another itself'
+change src/executor/core/late.rs \
+    'operation.waits.silent(own, &operation.waiting_for());' \
+    'operation.waiting_for().into_iter().map(|rank| (rank, own)).collect::<Vec<_>>();'
+caught_by --lib executor::simulation::the_silent_rank_is_named_and_no_other
+
+# A mismatched call is an error.
+
+bug signs-no-operation 'the signature does not say which operation'
+change src/comm/call.rs \
+    'op: self.reduction.as_ref().map(|reduction| reduction.op),' \
+    'op: None,'
+caught_by --lib comm::call::tests::signatures_tell_calls_apart_that_would_not_meet
+
+bug signs-no-order 'the signature does not say whether rank order is wanted'
+change src/comm/call.rs \
+    'digest.add(&[u8::from(deterministic)]);' \
+    ''
+caught_by --lib comm::call::tests::signatures_tell_calls_apart_that_would_not_meet
+
+bug signs-no-function 'the signature does not say which function of the user reduces'
+change src/comm/call.rs \
+    'digest.add(name.as_bytes());' \
+    'let _ = name;'
+caught_by --lib comm::call::tests::signatures_tell_calls_apart_that_would_not_meet
+
+bug keeps-a-mismatch-to-itself 'the peer whose call differs is not told'
+change src/transport/stream/core.rs \
+    'if tell {
+            self.control.push_back(Frame::Differs' \
+    'if false {
+            self.control.push_back(Frame::Differs'
+caught_by --lib transport::stream::tests::one_lane::another_call_is_told_on_both_sides
+
+# One outcome, and a fallen rank.
+
+bug keeps-an-abort-to-itself 'a rank that gives an operation up tells nobody'
+change src/executor/core.rs \
+    '        self.end(slot, Err(cause.clone()));
+        if tell {' \
+    '        self.end(slot, Err(cause.clone()));
+        if false {'
+caught_by --lib executor::simulation::a_timeout_on_one_rank_ends_the_operation_on_all
+
+bug keeps-a-loss-to-itself 'a rank that gives another one up tells nobody'
+change src/executor/core/peers.rs \
+    '        self.peers[peer] = Peer::Gone(detail.clone());
+        if tell {' \
+    '        self.peers[peer] = Peer::Gone(detail.clone());
+        if false {'
+caught_by --lib executor::simulation::a_rank_that_one_gives_up_is_given_up_by_all
+
+bug fails-one-operation-of-the-dead 'only one of the operations in flight with a dead rank fails'
+change src/executor/core/peers.rs \
+    'self.fail(slot, failure, true);' \
+    'self.fail(slot, failure, true);
+     break;'
+caught_by --lib executor::simulation::a_death_reaches_every_rank_and_is_named
+
+bug leaves-one-waiting 'of two processes with the same rank, the second is not told'
+change src/membership/gathering.rs \
+    '.map(|arrival| arrival.connection).chain(also).collect();' \
+    '.map(|arrival| arrival.connection).chain(also.filter(|_| false)).collect();'
+caught_by --lib membership::gathering::tests::two_processes_of_one_rank_are_both_named
+
+# A stopped and revived rank can do no harm.
+
+bug hears-another-generation 'frames of another generation are taken for this one'\''s'
+change src/transport/stream/incoming.rs \
+    'if header.generation != self.generation {' \
+    'if false {'
+caught_by --lib transport::stream::tests::hostile::another_generation_is_fenced
+
+bug lets-another-generation-in 'the handshake accepts another generation'
+change src/wire/handshake/mod.rs \
+    'if hello.generation != self.identity.generation {' \
+    'if false {'
+caught_by --lib wire::handshake::tests::both_sides_say_why
+
+# Strangers are kept out.
+
+bug believes-any-proof 'the handshake accepts any code'
+change src/wire/handshake/key.rs \
+    'self.code(label, transcript).ct_eq(proof).into()' \
+    'self.code(label, transcript).ct_eq(proof).unwrap_u8() < 2'
+caught_by --lib wire::handshake::tests::an_initiator_that_knows_no_key_is_found_out
+
+bug repeats-its-nonce 'every challenge is the same, so that a recorded answer fits'
+change src/transport/connect/driver.rs \
+    'Responder::new(&self.config.key, self.identity, random()?)' \
+    'Responder::new(&self.config.key, self.identity, [7; 32])'
+caught_by --lib transport::connect::tests::every_challenge_is_another
+
+bug believes-a-length 'a notice may be as long as its header says'
+change src/wire/frame.rs \
+    'if length > most {' \
+    'if false {'
+caught_by --lib wire::frame::tests::errors_say_what_was_found
+
+bug overfills-the-ring 'the writer of a shared ring takes one byte more than there is room for'
+change src/transport/ring.rs \
+    '(self.size - (self.head - self.tail_seen)) as usize' \
+    '(self.size + 1 - (self.head - self.tail_seen)) as usize'
+caught_by --lib transport::ring::tests::behaves_like_a_queue
+
+# A clean end is clean.
+
+bug loses-the-last-words 'what a peer wrote just before it went is lost'
+change src/transport/shm.rs \
+    'let known = self.reader.known();
+        if known > 0 {' \
+    'let known = self.reader.known();
+        if false {'
+caught_by --lib transport::shm::tests::the_last_look_is_for_the_last_words
+
+bug leaves-grandchildren 'of a tree of processes only the children are ended'
+change src/launch/tree.rs \
+    'next.push(child);' \
+    ''
+caught_by --lib launch::tree::tests::children_and_their_children_are_found
+
+bug leaves-the-rest 'what a rank leaves behind is never killed'
+change src/launch/guard.rs \
+    'Some(Last::Asked { kill_at }) if now < kill_at => Some(kill_at - now),' \
+    'Some(Last::Asked { kill_at }) if now < kill_at || self.worker.is_none() => Some(AGAIN),'
+caught_by '--test launcher' orphans::what_a_rank_leaves_behind_ends_with_it
+
+bug outlives-the-launcher 'a guard whose launcher is gone lets its rank live'
+change src/launch/guard.rs \
+    'if ended {' \
+    'if false {'
+caught_by '--test launcher' orphans::killing_the_launcher_leaves_no_process
+
+bug spares-what-is-left-behind 'a second interrupt spares what ranks that have ended left behind'
+change src/launch/supervise.rs \
+    'if !matches!(life, Life::Gone { .. } | Life::Waiting) {' \
+    'if matches!(life, Life::Starting | Life::Running) {'
+caught_by --lib launch::supervise::tests::what_a_rank_left_behind_is_killed_with_the_others
+
+bug leaves-half-a-ring-mapped 'one of the two mappings of a shared ring is never taken down'
+change src/sys/memory.rs \
+    'munmap(self.start.as_ptr().cast(), 2 * self.bytes)' \
+    'munmap(self.start.as_ptr().cast(), self.bytes)'
+caught_by '--test leaks' a_world_leaves_nothing_behind
+
+# One build for every machine.
+
+bug knows-one-name-of-a-library 'a library is looked for under its first name only'
+change src/observe/doctor/libraries.rs \
+    'for &name in candidate.names {' \
+    'for &name in candidate.names.iter().take(1) {'
+caught_by --lib observe::doctor::libraries::tests::a_library_that_is_there_is_found_and_one_that_is_not_is_listed
+
+# Nothing is assumed silently.
+
+bug takes-half-a-world-for-one 'a size without a rank makes a world of one'
+change src/bootstrap/environment.rs \
+    '(None, None) => Ok(None),
+        (Some(_), None)' \
+    '(None, _) | (_, None) => Ok(None),
+        (Some(_), None)'
+caught_by '--test bootstrap' environment::the_table_holds
+
+bug takes-what-is-forbidden 'a rank that demands shared memory lets itself be dialled over TCP'
+change src/transport/connect/peers.rs \
+    'TransportPolicy::Shm => is_unix,' \
+    'TransportPolicy::Shm => true,'
+caught_by --lib transport::connect::tests::a_forbidden_carrier_is_refused_by_the_side_that_is_dialled
+
+# Ahead of the peers, with every element checked.
+
+bug checks-one-element 'the bench looks at the first element of a result only'
+change src/cli/bench/layout.rs \
+    'let wrong = answer.iter().enumerate().filter(' \
+    'let wrong = answer.iter().enumerate().take(1).filter('
+caught_by '--bin phalanx' cli::bench::layout::tests::outputs_are_poisoned_until_they_hold_the_answer
