@@ -148,7 +148,7 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) {
     // Rounded up, so that a deadline has passed on waking.
     let timeout = timeout.map(|timeout| {
         let timeout = timeout.min(Duration::from_secs(3600)) + Duration::from_micros(999);
-        Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: (timeout.subsec_micros() / 1000 * 1_000_000).into() }
+        Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: (timeout.subsec_millis() * 1_000_000).into() }
     });
     // A signal ends it early, which does no harm.
     let _ = rustix::event::poll(fds, timeout.as_ref());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::bugs::Bug;
 use super::network::End;
-use super::plan::{MILLI, Point, Time};
+use super::plan::{MILLI, Point, SECOND, Time};
 use super::world::{Event, World};
 use crate::membership::registry::{self, Action, Broken, Registry, Who};
 use crate::types::Generation;
@@ -103,9 +103,6 @@ impl World {
             self.checks.said(view.generation.0);
             self.passes(Point::Publishes, None);
         }
-        if let Some(tally) = &mut self.tally {
-            tally.from_registry(connections.len(), &message);
-        }
         let message = Rc::new(message);
         for connection in connections {
             let connection = connection as usize;
@@ -113,6 +110,9 @@ impl World {
             let Some(end) = self.connections.get_mut(connection).filter(|end| end.is_up_at_registry) else { continue };
             end.last_to_member = end.last_to_member.max(self.now + delay);
             let at = end.last_to_member;
+            if self.random.chance(self.plan.duplicates) {
+                self.schedule_at(at, Event::ToMember(connection, message.clone()));
+            }
             self.schedule_at(at, Event::ToMember(connection, message.clone()));
         }
     }
@@ -130,11 +130,10 @@ impl World {
         match event {
             registry::Event::View { generation, members, counted, .. } => {
                 self.judge.reports.clear();
+                self.has_waited |= generation == Generation::FIRST && self.now >= 25 * SECOND;
                 self.checks.view("the registry", generation.0, &members, self.shown(generation, counted));
-                if let Some(tally) = &mut self.tally {
-                    tally.views.push((generation.0, self.now));
-                }
             }
+            registry::Event::Waiting { .. } => self.has_waited = true,
             registry::Event::Ended(outcome) => {
                 self.check_outcome(&outcome);
                 self.judge.outcome = Some(outcome);
@@ -175,8 +174,8 @@ impl World {
             let at = *last;
             return self.schedule_at(at, Event::ToRegistry(connection, message));
         }
-        if let Some(tally) = &mut self.tally {
-            tally.to_registry(&message);
+        if self.plan.encodes {
+            message = ToRegistry::decode(&message.encode()[4..]).expect("what is encoded can be decoded");
         }
         if let ToRegistry::Report(report) = &mut message {
             let current = self.judge.registry.as_ref().and_then(Registry::generation);

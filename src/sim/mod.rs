@@ -21,11 +21,11 @@
 mod bugs;
 mod checks;
 mod judge;
+mod large;
 mod network;
 mod plan;
 mod process;
 mod random;
-mod tally;
 mod tests;
 mod work;
 mod world;

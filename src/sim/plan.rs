@@ -133,6 +133,10 @@ pub(super) struct Plan {
     pub(super) delay: (Time, Time),
     /// In how many of 100 cases a message takes up to twenty times as long.
     pub(super) slow_messages: u64,
+    /// How many of 100 messages arrive twice.
+    pub(super) duplicates: u64,
+    /// Whether messages travel as bytes.
+    pub(super) encodes: bool,
     /// The longest time the disk takes.
     pub(super) disk: Time,
     /// The shortest and the longest time a member works on a step.
@@ -204,6 +208,8 @@ impl Plan {
             config,
             delay: (fastest, fastest * random.pick(&[1, 3, 10])),
             slow_messages: random.pick(&[0, 0, 2, 10]),
+            duplicates: random.pick(&[0, 0, 0, 5]),
+            encodes: random.chance(5),
             disk: random.pick(&[0, 2 * MILLI, 50 * MILLI]),
             work: (work / 2, work),
             stopping: random.pick(&[MILLI, 5 * MILLI, 100 * MILLI]),

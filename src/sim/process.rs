@@ -159,8 +159,8 @@ impl World {
         let end = &mut self.connections[connection];
         end.last_to_registry = end.last_to_registry.max(self.now + delay);
         let at = end.last_to_registry;
-        if let Some(tally) = &mut self.tally {
-            tally.from_member(number, &message);
+        if self.random.chance(self.plan.duplicates) {
+            self.schedule_at(at, Event::ToRegistry(connection, message.clone()));
         }
         self.schedule_at(at, Event::ToRegistry(connection, message));
     }
@@ -182,10 +182,10 @@ impl World {
         if self.bug == Bug::IgnoresEviction && matches!(*message, FromRegistry::Evicted { .. }) {
             return;
         }
-        if let Some(tally) = &mut self.tally {
-            tally.to_member(number, &message);
+        let mut message = std::rc::Rc::unwrap_or_clone(message);
+        if self.plan.encodes {
+            message = FromRegistry::decode(&message.encode()[4..]).expect("what is encoded can be decoded");
         }
-        let message = std::rc::Rc::unwrap_or_clone(message);
         self.with_member(number, |member, now| member.handle_message(now, message));
     }
 
@@ -290,19 +290,18 @@ impl World {
         if generation <= before.generation {
             self.checks.fail(format!("{by} goes from generation {} to {generation}", before.generation));
         }
-        if self.tally.as_mut().is_some_and(|tally| tally.is_stopped()) {
-            // The figures are of one change of view, not of the work between.
-            self.processes[number].engine.generation = generation;
-            self.processes[number].engine.members = members;
-            self.processes[number].engine.place = Place::Working;
-            return;
-        }
         let applies = match self.bug {
             Bug::AppliesWhatItHolds => before.generation > 0 && self.processes[number].engine.holds_at_stop,
             _ => installation.outcome == Outcome::Counted,
         };
         if installation.outcome == Outcome::Counted && !before.holds_at_stop {
             self.checks.fail(format!("{by} is told to apply step {}, and lacks its results", before.counted + 1));
+        }
+        if installation.outcome == Outcome::GivenUp {
+            let stayed = members.len() - installation.joined.len();
+            if stayed >= self.plan.config.min_np {
+                self.checks.fail(format!("{by} gives up a step, though {stayed} that could run it again are left"));
+            }
         }
         if applies {
             self.counts(number, before.counted + 1, before.generation);

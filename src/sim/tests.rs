@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::bugs::Bug;
+use super::large::Large;
 use super::plan::Plan;
 use super::world::{Figures, World};
 
@@ -31,6 +32,7 @@ fn whatever_happens_there_is_one_view_and_one_verdict() {
                 sum.views += figures.views;
                 sum.steps += figures.steps;
                 sum.time += figures.time;
+                sum.settled_after = sum.settled_after.max(figures.settled_after);
             }
             Err(failure) => failures.push(format!("PHALANX_SEED={seed}: {failure}")),
         }
@@ -46,5 +48,32 @@ fn known_mistakes_are_caught() {
         let Some((seed, failure)) = caught else { panic!("{bug:?} is not caught") };
         println!("{bug:?}: seed {seed}: {failure}");
         assert!(run(seed, Bug::None, false).is_ok(), "seed {seed} fails without {bug:?}, too");
+    }
+}
+
+/// A failure costs the registry a few messages for each member, and each member a few messages, of a length that does
+/// not grow with the cluster.
+#[test]
+fn ten_thousand_members_close_up() {
+    let mut before = None;
+    for np in [100, 1_000, 10_000] {
+        let (mut large, first) = Large::new(Instant::now(), np);
+        println!("{np} members: first view: {first:?}");
+        assert!(large.is_settled());
+        let lost = large.kill(&[np / 2]);
+        println!("{np} members: one dies: {lost:?}");
+        assert!(large.is_settled());
+        let joined = large.join();
+        println!("{np} members: one joins: {joined:?}");
+        assert!(large.is_settled());
+        let size = np as u64;
+        // Prepare and the view; the suspicion and the report.
+        assert!(lost.registry_sent.messages <= 2 * size && lost.registry_received.messages <= 2 * size);
+        assert!(lost.member_sent.messages <= 2 && lost.member_received.messages <= 2);
+        // Wanted and the view, and the newcomer's welcome; the report, and the newcomer's register.
+        assert!(joined.registry_sent.messages <= 2 * size + 2 && joined.registry_received.messages <= size + 1);
+        if let Some((lost_before, joined_before)) = before.replace((lost.member_received, joined.member_received)) {
+            assert_eq!((lost.member_received, joined.member_received), (lost_before, joined_before));
+        }
     }
 }

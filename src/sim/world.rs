@@ -12,7 +12,6 @@ use super::network::{Barriers, Connection, End, Partition};
 use super::plan::{Fault, Plan, Point, SECOND, Strike, Time};
 use super::process::Process;
 use super::random::Random;
-use super::tally::Tally;
 use super::work::{Place, StageKey, Stages};
 use crate::membership::registry::{Broken, Registry, State};
 use crate::types::Deadline;
@@ -53,6 +52,8 @@ pub(super) struct Figures {
     pub(super) views: usize,
     pub(super) steps: u64,
     pub(super) time: Time,
+    /// How long after the last fault all was well again.
+    pub(super) settled_after: Time,
 }
 
 /// A cluster.
@@ -78,8 +79,9 @@ pub(super) struct World {
     pub(super) disk_stops: Time,
     /// What was on the disk before the last state, for the mistake that needs it.
     pub(super) stored_before: Option<State>,
-    pub(super) tally: Option<Tally>,
     is_told: bool,
+    /// Whether it had to wait for members to come, as long as they were given.
+    pub(super) has_waited: bool,
     /// How many steps counted when the faults had stopped and all were in one view.
     steady: Option<(u64, u64)>,
 }
@@ -133,8 +135,8 @@ impl World {
             disk_free: 0,
             disk_stops: 0,
             stored_before: None,
-            tally: None,
             is_told,
+            has_waited: false,
             steady: None,
         }
     }
@@ -202,6 +204,14 @@ impl World {
         figures.views = self.checks.views();
         figures.steps = self.checks.counted();
         figures.time = self.now;
+        figures.settled_after = self.now - self.plan.quiet;
+        let grace = self.plan.config.restart_grace.as_micros() as Time;
+        let bound = grace + 2 * self.limit() + 16 * SECOND;
+        let is_bound = !self.has_waited && self.plan.last_step.is_none() && figures.views > 0;
+        if is_bound && figures.settled_after > bound {
+            let (after, bound) = (figures.settled_after / SECOND, bound / SECOND);
+            return Err(format!("all is well only {after} s after the last fault, later than {bound} s"));
+        }
         Ok(figures)
     }
 
@@ -510,6 +520,14 @@ impl World {
 
     /// Whether all that live are in one view and count steps, or have ended.
     fn is_settled(&mut self) -> bool {
+        if self.plan.encodes
+            && let Some(registry) = &self.judge.registry
+        {
+            let status = FromRegistry::Status(registry.status(self.instant()));
+            if FromRegistry::decode(&status.encode()[4..]).as_ref() != Ok(&status) {
+                self.checks.fail(format!("a status is not read as it was written: {status:?}"));
+            }
+        }
         if self.now <= self.plan.quiet {
             return false;
         }

@@ -86,13 +86,24 @@ impl Member {
             return;
         }
         let ViewMessage { counted, members, mut gone, broken, newcomers, .. } = message;
-        let before: Vec<Slot> = self.view.iter().flat_map(|view| view.members.iter().map(|(slot, _)| *slot)).collect();
-        let members = match (members, &self.view) {
-            (Members::All(members), _) => members,
+        let (members, joined) = match (members, &self.view) {
+            (Members::All(members), None) => (members, self.slot.into_iter().collect()),
+            (Members::All(members), Some(view)) => {
+                let is_in: BTreeSet<Slot> = members.iter().map(|(slot, _)| *slot).collect();
+                let was_in: BTreeSet<Slot> = view.members.iter().map(|(slot, _)| *slot).collect();
+                let told: BTreeSet<Slot> = gone.iter().map(|gone| gone.slot).collect();
+                gone.extend(was_in.difference(&is_in).filter(|slot| !told.contains(slot)).map(|slot| Gone {
+                    slot: *slot,
+                    why: Why::Missing,
+                    detail: "it is in no view any more".into(),
+                }));
+                (members, is_in.difference(&was_in).copied().collect::<Vec<_>>())
+            }
             (Members::Change(added), Some(view)) if view.generation.0 + 1 == generation.0 => {
                 let out: BTreeSet<Slot> = gone.iter().map(|gone| gone.slot).collect();
                 let stay = view.members.iter().filter(|(slot, _)| !out.contains(slot)).cloned();
-                stay.chain(added).collect()
+                let joined = added.iter().map(|(slot, _)| *slot).collect();
+                (stay.chain(added).collect(), joined)
             }
             (Members::Change(_), _) => return self.reconnect(now, "a change of a view that is not the one here"),
         };
@@ -100,12 +111,6 @@ impl Member {
         let Some(rank) = members.iter().position(|(member, _)| *member == slot) else {
             let reason = "it is not in the view that it was sent".into();
             return self.stop(Stop::Evicted { generation, reason });
-        };
-        let is_in: BTreeSet<Slot> = members.iter().map(|(member, _)| *member).collect();
-        let was_in: BTreeSet<Slot> = before.iter().copied().collect();
-        let joined: Vec<Slot> = match self.view {
-            None => vec![slot],
-            Some(_) => is_in.difference(&was_in).copied().collect(),
         };
         let outcome = match (&self.view, self.frozen) {
             (None, _) => Some(Outcome::Joined),
@@ -116,13 +121,6 @@ impl Member {
             let what = format!("{generation} says that {counted} steps count, this member reported {:?}", self.frozen);
             return self.stop(Stop::Defect { what });
         };
-        let told: BTreeSet<Slot> = gone.iter().map(|gone| gone.slot).collect();
-        let untold = before.iter().filter(|slot| !is_in.contains(slot) && !told.contains(slot));
-        gone.extend(untold.map(|slot| Gone {
-            slot: *slot,
-            why: Why::Missing,
-            detail: "it is in no view any more".into(),
-        }));
         let members = Arc::new(members);
         self.view = Some(Current { generation, members: members.clone() });
         self.frozen = None;
@@ -141,9 +139,10 @@ impl Member {
             newcomers,
         })));
         // A link that was lost too late for this view to have it made again is still lost.
-        let is_made_again =
-            |other: &Slot| broken.contains(&(slot.min(*other), slot.max(*other))) || !is_in.contains(other);
-        self.suspects.retain(|other, _| !is_made_again(other));
+        if let Some(view) = &self.view {
+            let is_made_again = |other: &Slot| broken.contains(&(slot.min(*other), slot.max(*other)));
+            self.suspects.retain(|other, _| view.has(*other) && !is_made_again(other));
+        }
         if !self.suspects.is_empty() {
             self.needs_since = Some(now);
             self.say_suspects();

@@ -108,7 +108,9 @@ impl Registry {
                 entry.report = None;
                 self.is_ending |= is_done;
                 self.slots.set_standing(slot, Standing::Left);
-                self.timers.clear(Timer::Silence(slot));
+                for timer in [Timer::Silence(slot), Timer::Exit(slot)] {
+                    self.timers.clear(timer);
+                }
                 self.awaits_no_more(slot);
                 self.tell_slot(slot, FromRegistry::Goodbye);
                 self.note(Event::Left { slot, is_done, reason });
@@ -182,7 +184,7 @@ impl Registry {
     pub(super) fn lose(&mut self, slot: Slot, why: Why, detail: &str) {
         let is_published = self.is_published(slot);
         let Some(entry) = self.slots.get_mut(slot) else { return };
-        if entry.standing == Standing::Gone {
+        if matches!(entry.standing, Standing::Gone | Standing::Left) {
             return;
         }
         for timer in [Timer::Silence(slot), Timer::Away(slot), Timer::Exit(slot)] {

@@ -373,7 +373,9 @@ impl Registry {
             Whom::Slot(slot) => slot,
             Whom::Rank(rank) => self.slots.order.get(rank).copied()?,
         };
-        if self.outcome.is_some() || self.slots.get(slot).is_none_or(|entry| entry.standing == Standing::Gone) {
+        if self.outcome.is_some()
+            || self.slots.get(slot).is_none_or(|entry| matches!(entry.standing, Standing::Gone | Standing::Left))
+        {
             return None;
         }
         self.lose(slot, Why::Evicted, reason);

@@ -139,7 +139,6 @@ impl Registry {
         self.watch(now, slot);
         self.welcome(slot);
         self.note(Event::Registered { slot, process });
-        self.tell_waiting(now, Some(slot));
     }
 
     /// A slot that nobody has had: the one that the launcher wished for, if it is one of those and not far ahead.

@@ -1,6 +1,6 @@
 //! How the job is, for operators.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Registry;
 use super::roster::{Entry, Standing};
@@ -20,9 +20,9 @@ impl Registry {
             rank,
             process: entry.process.clone(),
             condition: self.condition(now, entry, slow.contains(&slot)),
-            quiet: now.saturating_duration_since(entry.heard),
+            quiet: whole_millis(now, entry.heard),
             progress: entry.progress,
-            idle: now.saturating_duration_since(entry.advanced),
+            idle: whole_millis(now, entry.advanced),
             has_reported: entry.report.is_some(),
         });
         Status {
@@ -79,4 +79,10 @@ impl Registry {
             _ => Condition::Live,
         }
     }
+}
+
+/// How long ago something was, as finely as it is told.
+fn whole_millis(now: Instant, since: Instant) -> Duration {
+    let millis = now.saturating_duration_since(since).as_millis();
+    Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
 }

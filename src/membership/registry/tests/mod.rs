@@ -1,9 +1,15 @@
 //! The registry, event by event.
 
+mod changes;
+mod evidence;
+mod gathering;
+mod operators;
+mod restarts;
+
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::wire::registry::{Members, ProcessRecord, Register, Report, Resume, VERSION, ViewMessage};
+use crate::wire::registry::{Condition, Members, Phase, ProcessRecord, Register, Report, Resume, VERSION, ViewMessage};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -15,6 +21,8 @@ struct Bench {
     closed: Vec<Connection>,
     events: Vec<Event>,
     state: Option<State>,
+    /// Whether states stay on their way to the disk.
+    is_disk_slow: bool,
 }
 
 fn process(number: usize) -> ProcessRecord {
@@ -46,7 +54,15 @@ impl Bench {
     }
 
     fn over(now: Instant, registry: Registry) -> Self {
-        let mut bench = Bench { now, registry, told: BTreeMap::new(), closed: vec![], events: vec![], state: None };
+        let mut bench = Bench {
+            now,
+            registry,
+            told: BTreeMap::new(),
+            closed: vec![],
+            events: vec![],
+            state: None,
+            is_disk_slow: false,
+        };
         bench.drain();
         bench
     }
@@ -97,7 +113,9 @@ impl Bench {
                 Action::Close { connection } => self.closed.push(connection),
                 Action::Persist { number, state } => {
                     self.state = Some(state);
-                    self.registry.handle_persisted(self.now, number);
+                    if !self.is_disk_slow {
+                        self.registry.handle_persisted(self.now, number);
+                    }
                 }
                 Action::Event(event) => self.events.push(event),
             }
@@ -120,6 +138,15 @@ impl Bench {
         }
     }
 
+    /// The view that a connection was told after it was told to stop.
+    fn view_after_prepare(&mut self, connection: Connection) -> ViewMessage {
+        let heard = self.heard(connection);
+        match &heard[..] {
+            [FromRegistry::Prepare { .. }, FromRegistry::View(view)] => view.clone(),
+            _ => panic!("connection {connection} heard {heard:?}"),
+        }
+    }
+
     /// Connections are told to stop, because of these slots.
     fn assert_prepared(&mut self, connections: &[Connection], generation: u64, slots: &[Slot]) {
         for &connection in connections {
@@ -131,31 +158,42 @@ impl Bench {
             assert_eq!(gone.iter().map(|gone| gone.slot).collect::<Vec<_>>(), slots);
         }
     }
-}
 
-#[test]
-fn a_loss_is_closed_up_with_the_verdict_of_those_that_are_left() {
-    let mut bench = Bench::steady(RegistryConfig::new(4));
-    assert_eq!(bench.registry.handle_exit(bench.now, &Who::Slot(1), "signal 9"), Some(1));
-    bench.close(1, Broken::Closed);
-    bench.assert_prepared(&[0, 2, 3], 1, &[1]);
-    bench.say(0, report(1, "7+"));
-    bench.say(2, report(1, "7+"));
-    assert_eq!(bench.heard(0), []);
-    bench.say(3, report(1, "8"));
-    let gone = Gone { slot: 1, why: Why::Exited, detail: "signal 9".into() };
-    let expected = ViewMessage {
-        generation: Generation(2),
-        counted: 8,
-        members: Members::Change(vec![]),
-        gone: vec![gone],
-        broken: vec![],
-        newcomers: vec![],
-    };
-    for connection in [0, 2, 3] {
-        assert_eq!(bench.view(connection), expected);
+    /// Members report.
+    fn report_all(&mut self, members: &[usize], generation: u64, text: &str) {
+        for member in members {
+            self.say(*member as u64, report(generation, text));
+        }
     }
-    assert_eq!(bench.registry.members(), [0, 2, 3]);
+
+    /// The process of a slot ends, as its host and the launcher see it.
+    fn kill(&mut self, slot: usize) {
+        self.registry.handle_exit(self.now, &Who::Slot(slot), "signal 9");
+        self.drain();
+        self.close(slot as u64, Broken::Closed);
+    }
+
+    /// What happened to a slot, in words, as events tell it.
+    fn lost(&self) -> Vec<(Slot, Why)> {
+        let lost = |event: &Event| match event {
+            Event::Lost(gone) => Some((gone.slot, gone.why)),
+            _ => None,
+        };
+        self.events.iter().filter_map(lost).collect()
+    }
+
+    fn named(&self) -> Vec<Slot> {
+        let named = |event: &Event| match event {
+            Event::Named { slot, .. } => Some(*slot),
+            _ => None,
+        };
+        self.events.iter().filter_map(named).collect()
+    }
+
+    fn assert_members(&self, generation: u64, members: &[Slot]) {
+        assert_eq!(self.registry.generation(), Some(Generation(generation)));
+        assert_eq!(self.registry.members(), members);
+    }
 }
 
 #[test]

@@ -1,0 +1,189 @@
+//! Dead, stopped, slow, cut off.
+
+use super::*;
+
+fn suspect(generation: u64, slot: Slot) -> ToRegistry {
+    ToRegistry::Suspect { generation: Generation(generation), slot, detail: "reset".into() }
+}
+
+fn beat(progress: u64) -> ToRegistry {
+    ToRegistry::Heartbeat { number: 1, progress }
+}
+
+#[test]
+fn a_goodbye_that_the_launcher_overtakes_is_a_goodbye() {
+    let mut bench = Bench::steady(RegistryConfig::new(2));
+    bench.registry.handle_exit(bench.now, &Who::Process { host: b"h".to_vec(), pid: 101 }, "exit code 0");
+    bench.pass(Duration::from_millis(19));
+    bench.say(1, ToRegistry::Leave { is_done: true, reason: "done".into() });
+    bench.close(1, Broken::Closed);
+    bench.pass(SECOND);
+    assert_eq!(bench.lost(), []);
+}
+
+#[test]
+fn an_exit_without_goodbye_is_a_loss_though_the_connection_is_held_open() {
+    let mut bench = Bench::steady(RegistryConfig::new(2));
+    assert_eq!(bench.registry.handle_exit(bench.now, &Who::Token([1; 16]), "exit code 1"), Some(1));
+    bench.pass(Duration::from_millis(19));
+    assert_eq!(bench.lost(), []);
+    bench.pass(Duration::from_millis(1));
+    assert_eq!(bench.lost(), [(1, Why::Exited)]);
+    assert_eq!(bench.registry.handle_exit(bench.now, &Who::Token([77; 16]), "exit code 1"), None);
+}
+
+#[test]
+fn a_connection_that_breaks_is_no_loss_when_the_member_is_back_in_time() {
+    let mut bench = Bench::steady(RegistryConfig::new(3));
+    bench.close(1, Broken::Closed);
+    bench.pass(Duration::from_millis(29));
+    let resume = Some(Resume { slot: 1, generation: Generation(1) });
+    bench.say(11, register(1, Some(1), resume));
+    bench.pass(Duration::from_millis(100));
+    assert_eq!((bench.lost(), bench.heard(11)), (vec![], vec![]));
+    bench.close(11, Broken::Closed);
+    bench.pass(Duration::from_millis(29));
+    assert_eq!(bench.lost(), []);
+    bench.pass(Duration::from_millis(1));
+    assert_eq!(bench.lost(), [(1, Why::Closed)]);
+    bench.assert_prepared(&[0, 2], 1, &[1]);
+}
+
+#[test]
+fn a_connection_and_a_link_that_end_together_are_a_death() {
+    let mut bench = Bench::steady(RegistryConfig::new(4));
+    bench.say(0, suspect(1, 1));
+    bench.close(1, Broken::Closed);
+    assert_eq!(bench.lost(), [(1, Why::Closed)]);
+    bench.close(2, Broken::Closed);
+    assert_eq!(bench.lost().len(), 1);
+    bench.say(0, suspect(1, 2));
+    assert_eq!(bench.lost()[1..], [(2, Why::Closed)]);
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_a_loss_and_its_member_is_told_when_it_is_back() {
+    let mut bench = Bench::steady(RegistryConfig::new(2));
+    bench.close(1, Broken::Unreachable);
+    assert_eq!(bench.lost(), [(1, Why::Unreachable)]);
+    bench.say(0, report(1, "0"));
+    bench.assert_members(2, &[0]);
+    bench.say(11, register(1, Some(1), Some(Resume { slot: 1, generation: Generation(1) })));
+    let reason = "unreachable: the connection ended".to_string();
+    assert_eq!(bench.heard(11), [FromRegistry::Evicted { generation: Generation(2), reason }]);
+    assert!(bench.closed.contains(&11));
+}
+
+#[test]
+fn a_stopped_member_is_asked_and_named_and_stays() {
+    let mut bench = Bench::steady(RegistryConfig::new(2));
+    bench.pass(SECOND);
+    for _ in 0..59 {
+        bench.say(0, beat(0));
+        bench.pass(SECOND);
+    }
+    assert!(bench.told[&1].iter().filter(|message| **message == FromRegistry::Probe).count() > 5);
+    assert_eq!(bench.named(), [1]);
+    for _ in 0..100 {
+        bench.say(0, beat(0));
+        bench.pass(SECOND);
+    }
+    assert_eq!((bench.named(), bench.lost()), (vec![1], vec![]), "named once, and never removed");
+    let status = bench.registry.status(bench.now);
+    assert_eq!(status.members.iter().map(|it| it.condition).collect::<Vec<_>>(), [Condition::Live, Condition::Silent]);
+}
+
+#[test]
+fn a_stopped_member_is_removed_where_the_policy_says_so() {
+    let mut bench = Bench::steady(RegistryConfig { silent_limit: Some(8 * SECOND), ..RegistryConfig::new(2) });
+    for _ in 0..8 {
+        assert_eq!(bench.lost(), []);
+        bench.say(0, beat(0));
+        bench.pass(SECOND);
+    }
+    assert_eq!(bench.lost(), [(1, Why::Silent)]);
+    assert!(matches!(&bench.heard(1)[..], [FromRegistry::Evicted { .. }]));
+}
+
+#[test]
+fn a_registry_that_was_stopped_itself_blames_nobody() {
+    let mut bench = Bench::steady(RegistryConfig { silent_limit: Some(8 * SECOND), ..RegistryConfig::new(2) });
+    bench.close(1, Broken::Closed);
+    bench.now += 100 * SECOND;
+    bench.registry.handle_timeout(bench.now);
+    bench.drain();
+    assert_eq!(bench.lost(), [], "what they said meanwhile has not been read");
+    bench.say(11, register(1, None, Some(Resume { slot: 1, generation: Generation(1) })));
+    bench.say(0, beat(0));
+    bench.pass(7 * SECOND);
+    assert_eq!(bench.lost(), []);
+}
+
+#[test]
+fn a_slow_member_is_named_and_stays() {
+    let mut bench = Bench::steady(RegistryConfig::new(3));
+    for second in 0..90 {
+        bench.say(0, beat(second));
+        bench.say(1, beat(7));
+        bench.say(2, beat(second));
+        bench.pass(SECOND);
+    }
+    assert_eq!((bench.named(), bench.lost()), (vec![1], vec![]));
+    assert_eq!(bench.registry.status(bench.now).members[1].condition, Condition::Slow);
+}
+
+#[test]
+fn a_member_that_does_not_stop_is_waited_for_and_named() {
+    let mut bench = Bench::steady(RegistryConfig::new(3));
+    bench.kill(0);
+    bench.say(1, report(1, "0"));
+    for _ in 0..100 {
+        bench.say(1, beat(0));
+        bench.say(2, beat(0));
+        bench.pass(SECOND);
+    }
+    assert_eq!((bench.named(), bench.lost()), (vec![2], vec![(0, Why::Exited)]));
+    let status = bench.registry.status(bench.now);
+    assert_eq!((status.phase, status.waits_for.as_str()), (Phase::Changing, "slots to stop and report: 2"));
+    bench.say(2, report(1, "0"));
+    bench.assert_members(2, &[1, 2]);
+}
+
+#[test]
+fn a_lost_link_between_two_that_live_is_made_again_in_a_view_of_the_same_members() {
+    let mut bench = Bench::steady(RegistryConfig::new(3));
+    bench.say(2, suspect(1, 1));
+    bench.pass(Duration::from_millis(4_999));
+    assert_eq!(bench.heard(0), []);
+    bench.pass(Duration::from_millis(1));
+    bench.report_all(&[0, 1, 2], 1, "3");
+    bench.assert_members(2, &[0, 1, 2]);
+    let view = bench.view_after_prepare(0);
+    assert_eq!((view.broken, view.gone), (vec![(1, 2)], vec![]));
+}
+
+#[test]
+fn of_two_that_lose_their_link_again_and_again_the_one_with_more_complaints_goes() {
+    let mut bench = Bench::steady(RegistryConfig::new(4));
+    for generation in 1..=3 {
+        bench.say(1, suspect(generation, 2));
+        bench.say(2, suspect(generation, 1));
+        bench.say(3, suspect(generation, 1));
+        bench.pass(5 * SECOND);
+        bench.report_all(&[0, 1, 2, 3], generation, "3");
+    }
+    assert_eq!(bench.lost(), [(1, Why::Link)]);
+    bench.assert_members(4, &[0, 2, 3]);
+}
+
+#[test]
+fn links_that_break_now_and_then_are_nobody_s_fault() {
+    let mut bench = Bench::steady(RegistryConfig::new(3));
+    for generation in 1..=6 {
+        bench.say(1, suspect(generation, 2));
+        bench.pass(5 * SECOND);
+        bench.report_all(&[0, 1, 2], generation, "3");
+        bench.pass(30 * SECOND);
+    }
+    bench.assert_members(7, &[0, 1, 2]);
+}
