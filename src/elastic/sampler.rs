@@ -129,7 +129,11 @@ impl ElasticSampler {
         let [length, seeded, seed, epoch, taken, returned @ ..] = words.as_slice() else { return Err(wrong()) };
         let (length, taken) = (*length as usize, *taken as usize);
         let returned: Vec<usize> = returned.iter().map(|&at| at as usize).collect();
-        if !bytes.len().is_multiple_of(8) || taken > length || returned.len() > taken || returned.iter().any(|&at| at >= length) {
+        if !bytes.len().is_multiple_of(8)
+            || taken > length
+            || returned.len() > taken
+            || returned.iter().any(|&at| at >= length)
+        {
             return Err(wrong());
         }
         let mut sampler = Self::new(length, (*seeded != 0).then_some(*seed))?;

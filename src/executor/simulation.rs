@@ -562,11 +562,10 @@ fn ranks_that_went_on_hear_the_cause_and_nothing_else() {
         cluster.cores[noticing].as_mut().unwrap().check(cluster.start + Duration::from_secs(11));
         let mut flights = vec![first, second];
         assert!(cluster.settle(&flights[..1]), "seed {seed}: does not end");
-        for rank in 0..size {
-            let failed = flights[0][rank].as_ref().unwrap().completion.outcome().unwrap().is_err();
-            if flights[1][rank].is_none() {
-                flights[1][rank] = Some(cluster.submit(rank, if failed { recovery } else { call }, FAR));
-            }
+        let failed: Vec<_> =
+            flights[0].iter().map(|one| one.as_ref().unwrap().completion.outcome().unwrap().is_err()).collect();
+        for ((rank, flight), failed) in flights[1].iter_mut().enumerate().zip(failed) {
+            flight.get_or_insert_with(|| cluster.submit(rank, if failed { recovery } else { call }, FAR));
         }
         assert!(cluster.settle(&flights), "seed {seed}: does not end");
         // Who had even that before it heard reports the cause at its next call. Then all go on.

@@ -480,16 +480,14 @@ impl World {
         let cuts_links = partition.cuts_links;
         self.barriers.add(partition);
         let limit = self.limit();
-        for number in 0..is_far.len() {
+        for (number, is_far) in is_far.into_iter().enumerate() {
             if !self.processes[number].is_alive {
                 continue;
             }
             if cuts_links {
                 self.watch_links(number);
             }
-            if is_far[number]
-                && let Some(connection) = self.processes[number].connection
-            {
+            if is_far && let Some(connection) = self.processes[number].connection {
                 let delay = self.random.between(limit / 2, limit + limit / 4);
                 self.schedule(delay, Event::LookAtControl { connection });
             }

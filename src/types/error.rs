@@ -120,10 +120,9 @@ impl Error {
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::InvalidArgument { .. }
-            | Self::Mismatch { .. }
-            | Self::Closed { .. }
-            | Self::StateDiffers { .. } => Fault::Caller,
+            Self::InvalidArgument { .. } | Self::Mismatch { .. } | Self::Closed { .. } | Self::StateDiffers { .. } => {
+                Fault::Caller
+            }
             Self::PeerFailed { .. } | Self::Timeout { .. } | Self::ViewChanged { .. } | Self::Evicted { .. } => {
                 Fault::Peer
             }

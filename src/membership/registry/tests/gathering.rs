@@ -5,11 +5,11 @@ use super::*;
 /// The slots that connections were welcomed to at last.
 fn slots(bench: &Bench, connections: &[Connection]) -> Vec<Slot> {
     let slot = |connection| {
-        let welcomes = bench.told.get(connection).into_iter().flatten().filter_map(|message| match message {
+        let mut welcomes = bench.told.get(connection).into_iter().flatten().filter_map(|message| match message {
             FromRegistry::Welcome { slot, .. } => Some(*slot),
             _ => None,
         });
-        welcomes.last().expect("a welcome")
+        welcomes.next_back().expect("a welcome")
     };
     connections.iter().map(slot).collect()
 }
