@@ -101,7 +101,7 @@ fn churn(kind: TransportKind, seed: u64, rounds: usize) {
     let job = Job::new(config);
     let oracle = Oracle::default();
     let ends = thread::scope(|scope| {
-        let mut members: Vec<(Arc<AtomicBool>, thread::ScopedJoinHandle<'_, Option<(u64, f64)>>)> = Vec::new();
+        let mut members = Vec::new();
         let start = |wish: Option<usize>| {
             let falls = Arc::new(AtomicBool::new(false));
             let (job, oracle, order) = (&job, &oracle, falls.clone());
@@ -149,13 +149,6 @@ fn churn(kind: TransportKind, seed: u64, rounds: usize) {
 
 #[test]
 fn members_fall_and_come_and_every_step_counts_once() {
-    if let Ok(filter) = std::env::var("PHALANX_TEST_LOG") {
-        let _ = tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_thread_ids(true)
-            .with_writer(std::io::stderr)
-            .try_init();
-    }
     for (seed, kind) in [(1, TransportKind::Tcp), (2, TransportKind::Shm), (3, TransportKind::Shm)] {
         churn(kind, seed, 12);
     }
