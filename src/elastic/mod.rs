@@ -1,8 +1,8 @@
 //! A world that closes its ranks and goes on.
 //!
 //! An elastic job has a registry (`membership::Registry`, which the launcher runs, or `phalanx registry`), the one judge
-//! of who is in. Each member has a thread that talks to it ([`client`]) and drives the pure `membership::Member`; what it
-//! hears goes into the [`ledger`], which the training thread shares.
+//! of who is in. Each member has a thread that talks to it (`client`) and drives the pure `membership::Member`; what it
+//! hears goes into the `ledger`, which the training thread shares.
 //!
 //! Training is a row of [steps](Elastic::step). Inputs of a step's collectives are kept until its commit, in which all
 //! agree that everybody has all results. If a member is lost before, the others stop, report how far they are, and get the

@@ -15,7 +15,7 @@
 //! - when the faults have stopped, all that live are in the same view and steps count again, or all have ended, and
 //!   know why, within a stated time.
 //!
-//! `PHALANX_SEED=n cargo test --lib sim::` runs one seed and prints what happened. `bugs` are known mistakes, made on
+//! `PHALANX_TEST_SEED=n cargo test --lib sim::` runs one seed and prints what happened. `bugs` are known mistakes, made on
 //! purpose between the machines and the model; a test wants each of them caught.
 
 mod bugs;

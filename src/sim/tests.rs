@@ -16,13 +16,13 @@ fn run(seed: u64, bug: Bug, is_told: bool) -> Result<Figures, String> {
 
 #[test]
 fn whatever_happens_there_is_one_view_and_one_verdict() {
-    if let Ok(seed) = std::env::var("PHALANX_SEED") {
-        let seed = seed.parse().expect("PHALANX_SEED is a number");
+    if let Ok(seed) = std::env::var("PHALANX_TEST_SEED") {
+        let seed = seed.parse().expect("PHALANX_TEST_SEED is a number");
         println!("{:#?}", Plan::of(seed));
         let figures = run(seed, Bug::None, true).expect("a sound run");
         return println!("{figures:?}");
     }
-    let seeds = std::env::var("PHALANX_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(SEEDS);
+    let seeds = std::env::var("PHALANX_TEST_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(SEEDS);
     let mut sum = Figures::default();
     let mut failures = Vec::new();
     for seed in 0..seeds {
@@ -34,7 +34,7 @@ fn whatever_happens_there_is_one_view_and_one_verdict() {
                 sum.time += figures.time;
                 sum.settled_after = sum.settled_after.max(figures.settled_after);
             }
-            Err(failure) => failures.push(format!("PHALANX_SEED={seed}: {failure}")),
+            Err(failure) => failures.push(format!("PHALANX_TEST_SEED={seed}: {failure}")),
         }
     }
     println!("{seeds} seeds: {sum:?}");

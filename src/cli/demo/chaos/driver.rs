@@ -162,7 +162,7 @@ impl Driver {
                     let mut cause: Vec<String> = gone.iter().map(ToString::to_string).collect();
                     cause.extend(joined.iter().map(|slot| format!("slot {slot} joined")));
                     self.members.clone_from(&members);
-                    let cause = cause.join("; ");
+                    let cause = if self.views.is_empty() { "the job begins".into() } else { cause.join("; ") };
                     self.views.push(View { generation: generation.0, members, cause, held_up_ms: 0.0 });
                 }
                 Heard::Registry(Event::Registered { slot, process }) => {
