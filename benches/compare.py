@@ -6,8 +6,8 @@
 Each round runs every contender once, one after the other, so that whatever else the machine does meets them all alike.
 A figure is the median over the rounds; a ratio is the median of the rounds' ratios, below 1 where Phalanx is faster.
 
-Needs the release build (`cargo build --release`). Open MPI is taken if `mpicc` and `mpirun` of Debian's `libopenmpi-dev`
-and `openmpi-bin` are there, Gloo if `--torch-python` (or target/venv, or this Python) can import torch.
+Needs the release build (`cargo build --release`). Open MPI is taken if `mpicc.openmpi` and `mpirun.openmpi` are there
+(Debian's `libopenmpi-dev` and `openmpi-bin`), Gloo if `--torch-python`, or target/venv, or this Python can import torch.
 """
 
 from __future__ import annotations
@@ -133,9 +133,7 @@ def show_size(size: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks [default: 2,4]")
     parser.add_argument("--bytes", default="8:128M", help="sizes: FROM:TO by factors of 8, or a list [default: 8:128M]")
     parser.add_argument("--rounds", type=int, default=3, help="how often each contender runs [default: 3]")
@@ -172,13 +170,16 @@ def report(ranks: int, sizes: list[int], names: list[str], rounds: list[dict[str
     for size in sizes:
         times = {name: statistics.median(one[name][size] for one in rounds) for name in names}
         ratios = {
-            f"{own} / {peer}": statistics.median(one[own][size] / one[peer][size] for one in rounds) for own, peer in pairs
+            f"{own} / {peer}": statistics.median(one[own][size] / one[peer][size] for one in rounds)
+            for own, peer in pairs
         }
         if as_json:
             print(json.dumps({"ranks": ranks, "bytes": size, "us": times, "ratios": ratios}))
         else:
             cells = [f"{time:.3g}" if time < 1000 else f"{time:.0f}" for time in times.values()]
-            print(f"| {show_size(size)} | " + " | ".join([*cells, *(f"{ratio:.2f}" for ratio in ratios.values())]) + " |")
+            print(
+                f"| {show_size(size)} | " + " | ".join([*cells, *(f"{ratio:.2f}" for ratio in ratios.values())]) + " |"
+            )
 
 
 if __name__ == "__main__":

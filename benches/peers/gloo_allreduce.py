@@ -1,5 +1,7 @@
-"""Times all_reduce of torch.distributed's Gloo backend, float32 with sum: prints, for each size given, the bytes and the
-median time of the slower rank in microseconds. One process a rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""Times all_reduce of torch.distributed's Gloo backend, float32 with sum.
+
+Prints, for each size given, the bytes and the median time of the slower rank in microseconds. One process a rank, with
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
 
 import statistics

@@ -116,10 +116,8 @@ caught_by --lib executor::simulation::a_timeout_on_one_rank_ends_the_operation_o
 
 bug keeps-a-loss-to-itself 'a rank that gives another one up tells nobody'
 change src/executor/core/peers.rs \
-    '        self.peers[peer] = Peer::Gone(detail.clone());
-        if tell {' \
-    '        self.peers[peer] = Peer::Gone(detail.clone());
-        if false {'
+    '        } else if tell {' \
+    '        } else if false {'
 caught_by --lib executor::simulation::a_rank_that_one_gives_up_is_given_up_by_all
 
 bug fails-one-operation-of-the-dead 'only one of the operations in flight with a dead rank fails'
