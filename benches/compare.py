@@ -7,7 +7,7 @@ Each round runs every contender once, one after the other, so that whatever else
 A figure is the median over the rounds; a ratio is the median of the rounds' ratios, below 1 where Phalanx is faster.
 
 Needs the release build (`cargo build --release`). Open MPI is taken if `mpicc.openmpi` and `mpirun.openmpi` are there
-(Debian's `libopenmpi-dev` and `openmpi-bin`), Gloo if `--torch-python`, or target/venv, or this Python can import torch.
+(Debian's `libopenmpi-dev` and `openmpi-bin`), Gloo if `--torch-python`, target/venv or this Python can import torch.
 """
 
 from __future__ import annotations
