@@ -74,8 +74,12 @@ fn member(settings: &Settings, state_bytes: usize) -> Result<()> {
         assert!(output[0] == outcome.contributors.len() as f32 && output[ELEMENTS - 1] == output[0], "a wrong sum");
         if outcome.joined {
             let before = clock();
-            job.sync(&mut state)?;
-            say(&format!("held {} {}", job.generation().0, clock() - before));
+            let generation = job.generation().0;
+            let synced = job.sync(&mut state)?;
+            say(&format!("held {generation} {}", clock() - before));
+            if synced.view_changed {
+                say(&format!("passed {} {}", job.generation().0, clock()));
+            }
         }
     }
 }

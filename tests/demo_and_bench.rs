@@ -243,7 +243,8 @@ fn ranks_fall_and_come_and_the_training_goes_on() {
         assert_eq!(causes.iter().filter(|cause| cause.contains("joined")).count(), 4, "{causes:?}");
         for (number, view) in (1u64..).zip(views) {
             assert_eq!(view["generation"], number, "{report}");
-            assert!(number == 1 || view["held_up_ms"].as_f64().is_some_and(|held_up| held_up > 0.0), "{report}");
+            // Zero where the view changed while all were computing.
+            assert!(view["held_up_ms"].as_f64().is_some_and(|held_up| (0.0..10_000.0).contains(&held_up)), "{report}");
         }
         assert_eq!(views.last().and_then(|view| view["members"].as_array()).map(Vec::len), Some(5), "{report}");
         assert!(lines.iter().any(|line| line.contains("learned: the others went on without this rank")), "{lines:?}");

@@ -25,7 +25,7 @@ pub struct StepOutcome {
     pub contributors: Arc<[usize]>,
     /// Whether members joined after it: the next thing to do is [`Elastic::sync`].
     pub joined: bool,
-    /// Whether the view is another than at the step's begin.
+    /// Whether the view is another than when the step before ended: it may have changed between the two.
     pub view_changed: bool,
     /// Whether this member has left, as it was asked to. It makes no further step.
     pub left: bool,
@@ -327,11 +327,12 @@ impl Elastic {
     }
 
     fn outcome(&self, first: Generation, now: &Installed, number: u64, stuck: Option<Instant>) -> StepOutcome {
-        self.see(now.generation);
-        let ledger = self.shared.lock();
+        let mut ledger = self.shared.lock();
+        let view_changed = now.generation > ledger.seen;
+        ledger.seen = ledger.seen.max(now.generation);
         let (generation, contributors) =
             ledger.computed.clone().map_or((first, Arc::from([])), |of| (of.generation, of.slots));
-        let (joined, view_changed) = (ledger.is_sync_due(), now.generation != first);
+        let joined = ledger.is_sync_due();
         let held_up = stuck.map_or(Duration::ZERO, |since| since.elapsed());
         StepOutcome { step: number, generation, contributors, joined, view_changed, left: false, held_up }
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use phalanx::bootstrap::{Variables, settings};
-use phalanx::elastic::{Elastic, ElasticSampler, State};
+use phalanx::elastic::{Elastic, ElasticSampler, State, StepOutcome};
 use phalanx::{Call, DataType, Error, ReduceOp, Result};
 
 use super::super::Demo;
@@ -189,12 +189,10 @@ impl<'a> Training<'a> {
         if elastic.rank() == 0 {
             tell(&Told::Step { steps: self.steps });
         }
-        if outcome.view_changed {
-            let held_up_ms = milliseconds(outcome.held_up);
-            tell(&Told::View { slot: elastic.slot(), generation: elastic.generation().0, held_up_ms });
-        }
+        tell_view(elastic, &outcome);
         if outcome.joined {
-            elastic.sync(self)?;
+            let synced = elastic.sync(self)?;
+            tell_view(elastic, &synced);
         }
         Ok(())
     }
@@ -255,6 +253,13 @@ impl State for Training<'_> {
         (self.loss, self.seen) = (f64::from_bits(words[2]), f64::from_bits(words[3]));
         self.sampler = ElasticSampler::decode(rest)?;
         Ok(())
+    }
+}
+
+fn tell_view(elastic: &Elastic, outcome: &StepOutcome) {
+    if outcome.view_changed {
+        let held_up_ms = milliseconds(outcome.held_up);
+        tell(&Told::View { slot: elastic.slot(), generation: elastic.generation().0, held_up_ms });
     }
 }
 
