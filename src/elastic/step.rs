@@ -256,8 +256,10 @@ impl Elastic {
                 Ok(_) => {}
                 Err(error) if self.is_lost(&view, &error) => {}
                 Err(error) => {
-                    self.shared.lock().held = None;
-                    return Err(error);
+                    let mut ledger = self.shared.lock();
+                    ledger.held = None;
+                    // A member that is out finds its connections closed; why it is out says more.
+                    return Err(ledger.stop.clone().unwrap_or(error));
                 }
             }
             // The view is over, or about to be. The verdict comes with the next.
