@@ -111,6 +111,67 @@ impl Communicator {
         self.start_between(Call::alltoall(T::DATA_TYPE, count), input)
     }
 
+    /// Starts an [`allgatherv`](Self::allgatherv) of `input`; the result has the sum of the counts.
+    pub fn start_allgatherv<T: Element + Default>(&self, input: Vec<T>, counts: &[usize]) -> Result<Pending<Vec<T>>> {
+        self.start_between(Call::allgatherv(T::DATA_TYPE, counts), input)
+    }
+
+    /// Starts a [`reduce_scatterv`](Self::reduce_scatterv) of `input`; the result is this rank's block.
+    pub fn start_reduce_scatterv<T: Element + Default>(
+        &self,
+        input: Vec<T>,
+        counts: &[usize],
+        reduction: impl Into<Reduction>,
+    ) -> Result<Pending<Vec<T>>> {
+        self.start_between(Call::reduce_scatterv(T::DATA_TYPE, counts, reduction), input)
+    }
+
+    /// Starts an [`alltoallv`](Self::alltoallv) of `input`; the result has the sum of the counts received.
+    pub fn start_alltoallv<T: Element + Default>(
+        &self,
+        input: Vec<T>,
+        send_counts: &[usize],
+        recv_counts: &[usize],
+    ) -> Result<Pending<Vec<T>>> {
+        self.start_between(Call::alltoallv(T::DATA_TYPE, send_counts, recv_counts), input)
+    }
+
+    /// Starts a [`gather`](Self::gather) of `input`; the result has every rank's at the root, and is empty elsewhere.
+    pub fn start_gather<T: Element + Default>(&self, input: Vec<T>, root: usize) -> Result<Pending<Vec<T>>> {
+        self.start_between(Call::gather(T::DATA_TYPE, input.len(), root), input)
+    }
+
+    /// Starts a [`gatherv`](Self::gatherv) of `input`; the result has every rank's at the root, and is empty elsewhere.
+    pub fn start_gatherv<T: Element + Default>(
+        &self,
+        input: Vec<T>,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<Pending<Vec<T>>> {
+        self.start_between(Call::gatherv(T::DATA_TYPE, counts, root), input)
+    }
+
+    /// Starts a [`scatter`](Self::scatter) of the root's `input`, empty elsewhere; the result is this rank's block, of
+    /// `count` elements on every rank.
+    pub fn start_scatter<T: Element + Default>(
+        &self,
+        input: Vec<T>,
+        count: usize,
+        root: usize,
+    ) -> Result<Pending<Vec<T>>> {
+        self.start_between(Call::scatter(T::DATA_TYPE, count, root), input)
+    }
+
+    /// Starts a [`scatterv`](Self::scatterv) of the root's `input`, empty elsewhere; the result is this rank's block.
+    pub fn start_scatterv<T: Element + Default>(
+        &self,
+        input: Vec<T>,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<Pending<Vec<T>>> {
+        self.start_between(Call::scatterv(T::DATA_TYPE, counts, root), input)
+    }
+
     /// Starts a [`barrier`](Self::barrier).
     pub fn start_barrier(&self) -> Result<Pending<Vec<u8>>> {
         self.start_in_place(Call::barrier(), Vec::new())
@@ -129,10 +190,11 @@ impl Communicator {
     fn start_between<T: Element + Default>(&self, call: Call, input: Vec<T>) -> Result<Pending<Vec<T>>> {
         call.validate(self.rank(), self.size())?;
         let (_, output_count) = call.buffer_counts(self.rank(), self.size());
+        self.check_buffers::<T>(&call, input.len(), output_count)?;
         let mut output = vec![T::default(); output_count];
         let (from, to) = (input.as_ptr(), output.as_mut_ptr());
         let kept = Kept { output, _input: Some(input) };
-        // SAFETY: as in `start_in_place`; the input has the length that the call was made from.
+        // SAFETY: as in `start_in_place`; both have the lengths that the call asks for.
         let handle = unsafe { self.submit(&call, from.cast(), to.cast(), Some(Box::new(kept)))? };
         Ok(Pending::new(handle))
     }

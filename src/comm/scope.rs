@@ -105,6 +105,73 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.in_place(Call::broadcast(T::DATA_TYPE, data.len(), root), data)
     }
 
+    /// Starts an [`allreduce_into`](Communicator::allreduce_into).
+    pub fn allreduce_into<T: Element>(
+        &'scope self,
+        input: &'env [T],
+        output: &'env mut [T],
+        reduction: impl Into<Reduction>,
+    ) -> Result<ScopedHandle<'scope>> {
+        self.call(&Call::allreduce(T::DATA_TYPE, input.len(), reduction), input, output)
+    }
+
+    /// Starts a [`reduce_into`](Communicator::reduce_into).
+    pub fn reduce_into<T: Element>(
+        &'scope self,
+        input: &'env [T],
+        output: &'env mut [T],
+        reduction: impl Into<Reduction>,
+        root: usize,
+    ) -> Result<ScopedHandle<'scope>> {
+        self.call(&Call::reduce(T::DATA_TYPE, input.len(), reduction, root), input, output)
+    }
+
+    /// Starts an [`allgather`](Communicator::allgather).
+    pub fn allgather<T: Element>(&'scope self, input: &'env [T], output: &'env mut [T]) -> Result<ScopedHandle<'scope>> {
+        self.call(&Call::allgather(T::DATA_TYPE, input.len()), input, output)
+    }
+
+    /// Starts a [`reduce_scatter`](Communicator::reduce_scatter).
+    pub fn reduce_scatter<T: Element>(
+        &'scope self,
+        input: &'env [T],
+        output: &'env mut [T],
+        reduction: impl Into<Reduction>,
+    ) -> Result<ScopedHandle<'scope>> {
+        self.call(&Call::reduce_scatter(T::DATA_TYPE, output.len(), reduction), input, output)
+    }
+
+    /// Starts an [`alltoall`](Communicator::alltoall).
+    pub fn alltoall<T: Element>(&'scope self, input: &'env [T], output: &'env mut [T]) -> Result<ScopedHandle<'scope>> {
+        let count = self.communicator.share(input.len(), "alltoall")?;
+        self.call(&Call::alltoall(T::DATA_TYPE, count), input, output)
+    }
+
+    /// Starts a [`gather`](Communicator::gather).
+    pub fn gather<T: Element>(
+        &'scope self,
+        input: &'env [T],
+        output: &'env mut [T],
+        root: usize,
+    ) -> Result<ScopedHandle<'scope>> {
+        self.call(&Call::gather(T::DATA_TYPE, input.len(), root), input, output)
+    }
+
+    /// Starts a [`scatter`](Communicator::scatter).
+    pub fn scatter<T: Element>(
+        &'scope self,
+        input: &'env [T],
+        output: &'env mut [T],
+        root: usize,
+    ) -> Result<ScopedHandle<'scope>> {
+        self.call(&Call::scatter(T::DATA_TYPE, output.len(), root), input, output)
+    }
+
+    /// Starts a [`barrier`](Communicator::barrier).
+    pub fn barrier(&'scope self) -> Result<ScopedHandle<'scope>> {
+        self.in_place::<u8>(Call::barrier(), &mut [])
+    }
+
     /// Starts a [`send`](Communicator::send).
     pub fn send<T: Element>(&'scope self, data: &'env [T], to: usize, tag: u32) -> Result<ScopedHandle<'scope>> {
         let (start, count) = (data.as_ptr().cast(), data.len());
@@ -121,7 +188,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         Ok(self.remember(handle))
     }
 
-    /// Starts any call from `input` to `output`.
+    /// Starts any call from `input` to `output`: those above, and those with counts, such as [`Call::allgatherv`].
     pub fn call<T: Element>(
         &'scope self,
         call: &Call,

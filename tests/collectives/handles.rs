@@ -65,6 +65,75 @@ fn every_owned_collective() {
     });
 }
 
+/// Rank r has r + 1 elements of each kind of block, so that no two lengths are alike.
+#[test]
+fn every_owned_collective_with_counts_and_a_root() {
+    for kind in TRANSPORTS {
+        on_world(kind, 3, |comm| {
+            let rank = comm.rank();
+            let mine = vec![rank as i32; rank + 1];
+            let all = vec![0, 1, 1, 2, 2, 2];
+            let is_root = rank == 1;
+            let at_root = |result: &[i32]| if is_root { result.to_vec() } else { Vec::new() };
+            let counts = [1, 2, 3];
+
+            assert_eq!(comm.start_allgatherv(mine.clone(), &counts).expect("started").wait(), Ok(all.clone()));
+            let scattered = comm.start_reduce_scatterv(all.clone(), &counts, ReduceOp::Sum).expect("started").wait();
+            assert_eq!(scattered, Ok(vec![3 * rank as i32; rank + 1]));
+            // To rank i go i + 1 elements, the sender's rank each.
+            let sent = vec![rank as i32; 6];
+            let exchanged = comm.start_alltoallv(sent, &counts, &[rank + 1; 3]).expect("started").wait();
+            assert_eq!(exchanged, Ok((0..3).flat_map(|from| vec![from; rank + 1]).collect::<Vec<i32>>()));
+            let gathered = comm.start_gather(vec![rank as i32; 2], 1).expect("started").wait();
+            assert_eq!(gathered, Ok(at_root(&[0, 0, 1, 1, 2, 2])));
+            assert_eq!(comm.start_gatherv(mine.clone(), &counts, 1).expect("started").wait(), Ok(at_root(&all)));
+            let scattered = comm.start_scatter(at_root(&[0, 0, 1, 1, 2, 2]), 2, 1).expect("started").wait();
+            assert_eq!(scattered, Ok(vec![rank as i32; 2]));
+            assert_eq!(comm.start_scatterv(at_root(&all), &counts, 1).expect("started").wait(), Ok(mine));
+        });
+    }
+}
+
+#[test]
+fn an_owned_call_whose_buffer_does_not_fit_is_refused_before_anything_is_sent() {
+    on_world(TRANSPORTS[0], 2, |comm| {
+        let refused = comm.start_allgatherv(vec![1i32; 5], &[1, 1]).expect_err("five elements for a block of one");
+        assert!(matches!(&refused, Error::InvalidArgument { .. }), "{refused}");
+        assert!(refused.to_string().contains("input of 5 elements given, 1 expected"), "{refused}");
+        let refused = comm.start_scatter(vec![1i32; 5], 1, 0).expect_err("five elements are not wanted anywhere");
+        assert!(refused.to_string().contains("input of 5 elements given"), "{refused}");
+        comm.barrier().expect("nothing was sent");
+    });
+}
+
+#[test]
+fn every_collective_of_a_scope() {
+    on_world(TRANSPORTS[1], 3, |comm| {
+        let rank = comm.rank() as i32;
+        let is_root = rank == 2;
+        let (one, three) = ([rank], [10 * rank, 10 * rank + 1, 10 * rank + 2]);
+        let (mut summed, mut reduced, mut scattered, mut received) = ([0], [0; 1], [0], [0]);
+        let (mut all, mut exchanged, mut gathered) = ([0; 3], [0; 3], [0; 3]);
+        let reduced = if is_root { &mut reduced[..] } else { &mut [] };
+        let gathered = if is_root { &mut gathered[..] } else { &mut [] };
+        let spread = if is_root { &[7, 8, 9][..] } else { &[] };
+        comm.scope(|scope| {
+            scope.allreduce_into(&one, &mut summed, ReduceOp::Sum)?;
+            scope.reduce_into(&one, reduced, ReduceOp::Sum, 2)?;
+            scope.allgather(&one, &mut all)?;
+            scope.reduce_scatter(&three, &mut scattered, ReduceOp::Sum)?;
+            scope.alltoall(&three, &mut exchanged)?;
+            scope.gather(&one, gathered, 2)?;
+            scope.scatter(spread, &mut received, 2)?;
+            scope.barrier()?.wait()
+        })
+        .expect("a scope");
+        assert_eq!((summed, all, exchanged), ([3], [0, 1, 2], [rank, 10 + rank, 20 + rank]));
+        assert_eq!((scattered, received), ([30 + 3 * rank], [7 + rank]));
+        assert!(!is_root || (reduced == [3] && gathered == [0, 1, 2]), "{reduced:?} {gathered:?}");
+    });
+}
+
 #[test]
 fn a_dropped_handle_leaves_the_operation_to_the_others() {
     for kind in TRANSPORTS {

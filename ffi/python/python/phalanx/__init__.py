@@ -87,6 +87,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "gather",
+    "gather_async",
     "init",
     "is_initialized",
     "local_rank",
@@ -96,9 +97,11 @@ __all__ = [
     "recv",
     "recv_async",
     "reduce",
+    "reduce_async",
     "reducescatter",
     "reducescatter_async",
     "scatter",
+    "scatter_async",
     "send",
     "send_async",
     "shutdown",
@@ -185,6 +188,21 @@ def reduce(
     )
 
 
+def reduce_async(
+    array: T,
+    root_rank: int,
+    op: ReduceOp = Average,
+    *,
+    out: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle[T | None]:
+    """The world's `Communicator.reduce_async`."""
+    return world().reduce_async(
+        array, root_rank, op, out=out, prescale_factor=prescale_factor, postscale_factor=postscale_factor
+    )
+
+
 def reducescatter(
     array: T, op: ReduceOp = Average, *, out: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0
 ) -> T:
@@ -226,6 +244,11 @@ def scatter(array: Any, out: T, root_rank: int) -> T:
     return world().scatter(array, out, root_rank)
 
 
+def scatter_async(array: Any, out: T, root_rank: int) -> Handle[T]:
+    """The world's `Communicator.scatter_async`."""
+    return world().scatter_async(array, out, root_rank)
+
+
 def allgather(array: T, *, out: Any = None) -> T:
     """The world's `Communicator.allgather`."""
     return world().allgather(array, out=out)
@@ -239,6 +262,11 @@ def allgather_async(array: T, *, out: Any = None) -> Handle[T]:
 def gather(array: T, root_rank: int) -> T | None:
     """The world's `Communicator.gather`."""
     return world().gather(array, root_rank)
+
+
+def gather_async(array: T, root_rank: int) -> Handle[T | None]:
+    """The world's `Communicator.gather_async`."""
+    return world().gather_async(array, root_rank)
 
 
 @overload

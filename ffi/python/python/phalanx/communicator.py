@@ -172,6 +172,16 @@ class Communicator:
         native = self.native.allreduce(None, Memory.of(array), op, prescale_factor, postscale_factor, wait=False)
         return Handle(native, array)
 
+    def _reduce(
+        self, array: T, root_rank: int, op: int, out: Any, prescale: float, postscale: float, wait: bool
+    ) -> tuple[T | None, _native.Handle | None]:
+        memory = Memory.of(array)
+        result: T | None = None
+        if self.rank == root_rank:
+            result = new_like(array, memory, memory.shape) if out is None else out
+        output = None if result is None else Memory.of(result)
+        return result, self.native.reduce(memory, output, op, root_rank, prescale, postscale, wait=wait)
+
     def reduce(
         self,
         array: T,
@@ -183,13 +193,20 @@ class Communicator:
         postscale_factor: float = 1.0,
     ) -> T | None:
         """The reduction of all ranks' arrays at the root; `None` elsewhere."""
-        memory = Memory.of(array)
-        if self.rank != root_rank:
-            self.native.reduce(memory, None, op, root_rank, prescale_factor, postscale_factor)
-            return None
-        result: T = new_like(array, memory, memory.shape) if out is None else out
-        self.native.reduce(memory, Memory.of(result), op, root_rank, prescale_factor, postscale_factor)
-        return result
+        return self._reduce(array, root_rank, op, out, prescale_factor, postscale_factor, True)[0]
+
+    def reduce_async(
+        self,
+        array: T,
+        root_rank: int,
+        op: ReduceOp = Average,
+        *,
+        out: Any = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> Handle[T | None]:
+        """Starts a `reduce`."""
+        return _handle(*self._reduce(array, root_rank, op, out, prescale_factor, postscale_factor, False))
 
     def _reducescatter(
         self, array: T, out: Any, op: int, prescale: float, postscale: float, wait: bool
@@ -258,9 +275,16 @@ class Communicator:
 
         `array` is read at the root only. Returns `out`.
         """
-        memory = Memory.of(array) if self.rank == root_rank else None
-        self.native.scatter(memory, Memory.of(out), root_rank)
+        self._scatter(array, out, root_rank, True)
         return out
+
+    def scatter_async(self, array: Any, out: T, root_rank: int) -> Handle[T]:
+        """Starts a `scatter`."""
+        return _handle(out, self._scatter(array, out, root_rank, False))
+
+    def _scatter(self, array: Any, out: Any, root_rank: int, wait: bool) -> _native.Handle | None:
+        memory = Memory.of(array) if self.rank == root_rank else None
+        return self.native.scatter(memory, Memory.of(out), root_rank, wait=wait)
 
     # From all to one and to all
 
@@ -280,18 +304,23 @@ class Communicator:
         """Starts an `allgather`. Returns once all ranks have told how many rows they have."""
         return _handle(*self._allgather(array, out, False))
 
-    def gather(self, array: T, root_rank: int) -> T | None:
-        """All ranks' arrays at the root, one after the other along the first dimension; `None` elsewhere."""
+    def _gather(self, array: T, root_rank: int, wait: bool) -> tuple[T | None, _native.Handle | None]:
         memory = Memory.of(array)
         shape = memory.shape
         rows = exchange_rows("gather", self.native, memory.dtype, shape)
-        counts = _elements(rows, shape)
-        if self.rank != root_rank:
-            self.native.gather(memory, None, root_rank, counts)
-            return None
-        result: T = new_like(array, memory, [sum(rows), *shape[1:]])
-        self.native.gather(memory, Memory.of(result), root_rank, counts)
-        return result
+        result: T | None = None
+        if self.rank == root_rank:
+            result = new_like(array, memory, [sum(rows), *shape[1:]])
+        output = None if result is None else Memory.of(result)
+        return result, self.native.gather(memory, output, root_rank, _elements(rows, shape), wait=wait)
+
+    def gather(self, array: T, root_rank: int) -> T | None:
+        """All ranks' arrays at the root, one after the other along the first dimension; `None` elsewhere."""
+        return self._gather(array, root_rank, True)[0]
+
+    def gather_async(self, array: T, root_rank: int) -> Handle[T | None]:
+        """Starts a `gather`. Returns once all ranks have told how many rows they have."""
+        return _handle(*self._gather(array, root_rank, False))
 
     def _alltoall(
         self, array: T, splits: Sequence[int] | None, wait: bool

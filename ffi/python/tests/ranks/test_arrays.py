@@ -230,20 +230,30 @@ def test_alltoall_refuses_splits_that_cannot_be() -> None:
             phalanx.alltoall(np.zeros(size + 1))
 
 
-def test_to_and_from_the_root() -> None:
+@pytest.mark.parametrize("wait", [True, False])
+def test_to_and_from_the_root(wait: bool) -> None:
     rank, size = phalanx.rank(), phalanx.size()
     root = size - 1
-    total = phalanx.reduce(np.full(3, rank, "f4"), root, Sum)
-    gathered = phalanx.gather(np.full(rank + 1, rank, "i4"), root)
+    mine, rows = np.full(3, rank, "f4"), np.full(rank + 1, rank, "i4")
+    everything = np.arange(2 * size, dtype="f8") if rank == root else None
+    out = np.empty(2)
+    if wait:
+        total = phalanx.reduce(mine, root, Sum)
+        gathered = phalanx.gather(rows, root)
+        part = phalanx.scatter(everything, out, root)
+    else:
+        reducing = phalanx.reduce_async(mine, root, Sum)
+        gathering = phalanx.gather_async(rows, root)
+        scattering = phalanx.scatter_async(everything, out, root)
+        part, gathered, total = scattering.wait(), phalanx.synchronize(gathering), reducing.wait()
     if rank == root:
         assert total is not None and gathered is not None
         np.testing.assert_array_equal(total, np.full(3, sum(range(size))))
         np.testing.assert_array_equal(gathered, np.repeat(np.arange(size), np.arange(1, size + 1)))
     else:
         assert total is None and gathered is None
-    everything = np.arange(2 * size, dtype="f8") if rank == root else None
-    out = phalanx.scatter(everything, np.empty(2), root)
-    np.testing.assert_array_equal(out, [2 * rank, 2 * rank + 1])
+    assert part is out
+    np.testing.assert_array_equal(part, [2 * rank, 2 * rank + 1])
 
 
 def test_messages_around_the_ring(several: None) -> None:
