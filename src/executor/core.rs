@@ -409,8 +409,14 @@ impl Core {
         if tag.communicator.is_point_to_point() {
             match self.by_tag.get(&tag) {
                 Some(&slot) => self.fail(slot, cause, false),
-                // Whoever starts the other half of this message later is told then.
-                None => drop(channel.abort(tag.sequence, &cause)),
+                // Whoever starts the other half of this message later is told then. If that half has ended, as a short
+                // send does once it is on the way, the next one of this channel is the place to tell of the mismatch.
+                None => {
+                    let has_ended = tag.sequence < channel.next_sequence && !channel.knows(&cause);
+                    if channel.abort(tag.sequence, &cause) && has_ended && matches!(cause, Error::Mismatch { .. }) {
+                        channel.late_failure = Some(cause);
+                    }
+                }
             }
             return;
         }
