@@ -122,6 +122,10 @@ fn requests_that_mean_nothing_are_refused_with_what_was_given() {
         (&["bench", "allreduce", "-np", "2", "--root", "2"], "--root 2"),
         (&["bench", "allreduce", "--op", "bit_and"], "bit_and"),
         (&["bench", "gather", "--in-place"], "gather"),
+        (&["bench", "gather", "--algorithm", "ring"], "linear, binomial expected for gather"),
+        (&["bench", "send_recv", "--algorithm", "ring"], "nothing to choose"),
+        (&["explain", "allreduce", "-np", "0"], "-np 0"),
+        (&["explain", "send_recv"], "one message between two ranks"),
         (&["bench", "allreduce", "--hosts", "no such host,b"], "namespace"),
     ] {
         let output = run(arguments);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::environment::{self, Launch, Rendezvous};
 use super::launchers::Launcher;
 use super::settings::{self, KeySource, Settings};
-use super::variables::Variables;
+use super::variables::{Variables, unknown_variables};
 use crate::types::{Algorithm, Error, Result, TransportKind};
 
 /// This process's place in the world and the settings, from the environment, from code, or both.
@@ -42,7 +42,10 @@ impl Config {
     /// As [`from_env`](Self::from_env).
     pub fn from_variables(variables: &Variables) -> Result<Self> {
         let settings = settings::settings(variables)?;
-        let launch = environment::launch(variables, &settings)?;
+        let mut launch = environment::launch(variables, &settings)?;
+        launch.notes.extend(unknown_variables(variables).into_iter().map(|name| {
+            format!("{name} is set, but there is no such variable; phalanx doctor --variables lists those there are")
+        }));
         Ok(Config { launch, settings })
     }
 

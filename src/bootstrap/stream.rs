@@ -7,17 +7,19 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
+use crate::sys::Uninherited;
+
 /// One connection.
 #[derive(Debug)]
 pub(super) enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
+    Tcp(Uninherited<TcpStream>),
+    Unix(Uninherited<UnixStream>),
 }
 
 impl Stream {
     pub fn connect_unix(name: &str) -> io::Result<Self> {
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-        UnixStream::connect_addr(&address).map(Stream::Unix)
+        Ok(Stream::Unix(UnixStream::connect_addr(&address)?.into()))
     }
 
     pub fn connect_tcp(address: &SocketAddr, timeout: Duration) -> io::Result<Self> {
@@ -27,7 +29,7 @@ impl Stream {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         stream.set_nodelay(true)?;
-        Ok(Stream::Tcp(stream))
+        Ok(Stream::Tcp(stream.into()))
     }
 
     pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
@@ -99,14 +101,14 @@ impl AsFd for Stream {
 /// A listening socket.
 #[derive(Debug)]
 pub(super) enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener),
+    Tcp(Uninherited<TcpListener>),
+    Unix(Uninherited<UnixListener>),
 }
 
 impl Listener {
     pub fn unix(name: &str) -> io::Result<Self> {
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-        UnixListener::bind_addr(&address).map(Listener::Unix)
+        Ok(Listener::Unix(UnixListener::bind_addr(&address)?.into()))
     }
 
     pub fn tcp(address: SocketAddr) -> io::Result<Self> {
@@ -120,7 +122,7 @@ impl Listener {
         socket.bind(&address.into())?;
         // All ranks dial at once.
         socket.listen(1024)?;
-        Ok(Listener::Tcp(socket.into()))
+        Ok(Listener::Tcp(TcpListener::from(socket).into()))
     }
 
     pub fn accept(&self) -> io::Result<Stream> {
@@ -128,9 +130,9 @@ impl Listener {
             Listener::Tcp(listener) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nodelay(true)?;
-                Ok(Stream::Tcp(stream))
+                Ok(Stream::Tcp(stream.into()))
             }
-            Listener::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+            Listener::Unix(listener) => Ok(Stream::Unix(listener.accept()?.0.into())),
         }
     }
 

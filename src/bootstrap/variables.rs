@@ -84,7 +84,7 @@ declare! {
         default "any free port", example "20000-20100";
     SOCKETS = "PHALANX_SOCKETS", "How many TCP connections are made to each peer, 1 to 64.",
         default "chosen by the transport", example "2";
-    LOG = "PHALANX_LOG", "What is logged to standard error: error, warn, info, debug, trace, or filters such as phalanx::bootstrap=debug.",
+    LOG = "PHALANX_LOG", "What is logged to standard error: error, warn, info, debug, trace, or filters such as phalanx::bootstrap=debug. By the program phalanx, Python and C; Rust programs have subscribers of their own.",
         default "warn", example "info";
 }
 
@@ -110,6 +110,12 @@ pub fn variables_as_help() -> String {
         out.push_str(&format!("  {name:width$}  {what} [default: {default}]\n"));
     }
     out
+}
+
+/// The variables among `set` that look like Phalanx's and are not: misspelt, perhaps, or of another version.
+pub fn unknown_variables(set: &Variables) -> Vec<&str> {
+    let is_ours = |name: &&str| name.starts_with("PHALANX_") && !name.starts_with("PHALANX_TEST_");
+    set.names().filter(is_ours).filter(|&name| ALL.iter().all(|variable| variable.name != name)).collect()
 }
 
 /// Environment variables as a value, so that reading them is a pure function.
@@ -194,6 +200,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_misspelt_is_found() {
+        let set = [("TIMOUT", "3"), ("TIMEOUT", "3"), ("TEST_SEED", "1"), ("EMPTY", "")];
+        let set = set.map(|(name, value)| (format!("PHALANX_{name}"), value)).into_iter().collect();
+        assert_eq!(unknown_variables(&set), [["PHALANX", "TIMOUT"].join("_")]);
+    }
+
+    #[test]
     fn every_variable_in_the_sources_is_in_the_table() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut files = Vec::new();
@@ -209,7 +222,7 @@ mod tests {
             let code = text.split("#[cfg(test)]").next().unwrap_or("");
             let mut unknown: Vec<_> = names_in(code).difference(&declared).cloned().collect();
             // What a test tells a process of its own.
-            unknown.retain(|name| !name.starts_with("PHALANX_TEST_"));
+            unknown.retain(|name| !name.starts_with("PHALANX_TEST"));
             assert!(
                 unknown.is_empty(),
                 "{} reads {unknown:?}: declare it in src/bootstrap/variables.rs",

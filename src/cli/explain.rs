@@ -70,8 +70,17 @@ impl Explain {
     }
 
     fn explain(&self) -> Result<String, String> {
-        if self.np == 0 || self.hosts == 0 || self.hosts > self.np {
-            return Err(format!("{} ranks on {} hosts given, at least one rank a host expected", self.np, self.hosts));
+        if self.collective == Collective::SendRecv {
+            return Err("send_recv is one message between two ranks: there is nothing to choose".into());
+        }
+        for (option, given) in [("-np", self.np), ("--hosts", self.hosts)] {
+            if given == 0 {
+                return Err(format!("{option} 0 given, at least 1 expected"));
+            }
+        }
+        if self.hosts > self.np {
+            let (ranks, hosts) = (self.np, self.hosts);
+            return Err(format!("-np {ranks} and --hosts {hosts} given, at least one rank for each host expected"));
         }
         if self.np > MAX_SIZE {
             return Err(format!("{} ranks given, at most {MAX_SIZE} expected", self.np));

@@ -5,7 +5,6 @@ mod demo;
 mod doctor;
 mod explain;
 mod guard;
-mod logging;
 mod operate;
 mod registry;
 mod run;
@@ -43,8 +42,8 @@ enum Command {
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     let cli = Cli::parse_from(std::env::args_os().map(two_dashes));
-    if let Err(message) = logging::install() {
-        eprintln!("phalanx: {message}");
+    if let Err(error) = phalanx::observe::log_to_stderr() {
+        eprintln!("phalanx: {error}");
         return ExitCode::from(2);
     }
     match cli.command {

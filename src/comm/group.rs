@@ -2,18 +2,47 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use super::call::Call;
 use super::communicator::Communicator;
-use crate::types::{CommunicatorId, Digest, Error, Result, View};
+use crate::types::{CommunicatorId, DataType, Digest, Error, Result, View};
 
 /// Groups. Their operations are numbered apart from each other's: several may be in flight at once.
 impl Communicator {
     /// Splits the communicator: ranks that give the same `colour` form one, in the order of their `key`s, equal keys in
     /// the order of their ranks. A rank without colour gets none. Every rank must call it.
     pub fn split(&self, colour: Option<u64>, key: i64) -> Result<Option<Communicator>> {
+        self.split_with(colour, key, |call, mine, all| {
+            // SAFETY: `split_with` lends both for the whole call, in the lengths that it needs.
+            unsafe { self.run(call, mine.as_ptr().cast(), all.as_mut_ptr().cast()) }
+        })
+    }
+
+    /// As [`split`](Self::split), for threads that others may want to interrupt: see [`run_while`](Self::run_while).
+    pub fn split_while(
+        &self,
+        colour: Option<u64>,
+        key: i64,
+        period: Duration,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Communicator>> {
+        self.split_with(colour, key, |call, mine, all| {
+            // SAFETY: as in `split`.
+            unsafe { self.run_while(call, mine.as_ptr().cast(), all.as_mut_ptr().cast(), period, go_on) }
+        })
+    }
+
+    /// `allgather` runs the one call that the ranks make to learn each other's colours.
+    fn split_with(
+        &self,
+        colour: Option<u64>,
+        key: i64,
+        allgather: impl FnOnce(&Call, &[u64], &mut [u64]) -> Result<()>,
+    ) -> Result<Option<Communicator>> {
         let mine = [u64::from(colour.is_some()), colour.unwrap_or(0), key as u64];
         let mut all = vec![0u64; mine.len() * self.size()];
-        self.allgather(&mine, &mut all)?;
+        allgather(&Call::allgather(DataType::U64, mine.len()), &mine, &mut all)?;
         let number = self.inner.groups.fetch_add(1, Ordering::Relaxed);
         let Some(colour) = colour else {
             return Ok(None);

@@ -23,7 +23,11 @@ use crate::wire::registry::ProcessRecord;
 ///
 /// [`Error::Environment`] when no registry is named, it cannot be reached, it refuses, or there is no view in time.
 pub fn join() -> Result<Elastic> {
-    Elastic::join(&bootstrap::settings(&Variables::of_process())?)
+    let variables = Variables::of_process();
+    for name in bootstrap::unknown_variables(&variables) {
+        tracing::warn!("{name} is set, but there is no such variable");
+    }
+    Elastic::join(&bootstrap::settings(&variables)?)
 }
 
 impl Elastic {

@@ -5,10 +5,11 @@
 //! Sleeping is done on a word of such memory ([`futex`]) or on descriptors ([`Epoll`], [`EventFd`]). Descriptors
 //! travel over Unix sockets in the abstract namespace ([`unix`]), which have no file either. [`process`] tells how
 //! many processors this process may use and holds other processes by pidfd; [`network`] lists interfaces and [`socket`] has
-//! the calls of TCP;
+//! the calls of TCP; a child made by `fork` does not keep what is [`Uninherited`];
 //! [`host`] says which members share a host.
 
 mod epoll;
+mod fork;
 pub mod futex;
 pub mod host;
 mod memory;
@@ -18,5 +19,6 @@ pub mod socket;
 pub mod unix;
 
 pub use epoll::{Epoll, EventFd, Interest, Readiness};
+pub use fork::Uninherited;
 pub use host::HostIdentity;
 pub use memory::{Mapping, RingMapping, Segment, page_bytes};

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
 use crate::sys::network::{InterfaceAddress, interface_addresses};
-use crate::sys::{HostIdentity, socket, unix};
+use crate::sys::{HostIdentity, Uninherited, socket, unix};
 use crate::types::{Error, Result};
 
 /// How many connections may wait to be accepted. More than a large job's ranks dialling at once; the kernel cuts it to
@@ -67,8 +67,8 @@ impl ListenAddresses {
 /// Bound and listening, not yet accepting: connections wait in the kernel until the connector starts.
 #[derive(Debug)]
 pub struct Listeners {
-    pub(super) tcp: OwnedFd,
-    pub(super) unix: Option<OwnedFd>,
+    pub(super) tcp: Uninherited<OwnedFd>,
+    pub(super) unix: Option<Uninherited<OwnedFd>>,
     addresses: ListenAddresses,
 }
 
@@ -96,6 +96,7 @@ impl Listeners {
             Error::environment(format!("cannot tell which host this is: {error}"), "mount /proc in the container")
         })?;
         let (unix, name) = if config.shared_memory { bind_unix()? } else { (None, None) };
+        let (tcp, unix) = (tcp.into(), unix.map(Uninherited::from));
         Ok(Self { tcp, unix, addresses: ListenAddresses { tcp: vec![local], unix: name, host } })
     }
 

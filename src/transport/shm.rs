@@ -35,7 +35,7 @@ use super::ring::{Impossible, Reader, Writer};
 use super::sleep::Sleeper;
 use crate::sys::process::PidFd;
 use crate::sys::unix::{self, Quiet};
-use crate::sys::{self, Mapping, RingMapping, Segment};
+use crate::sys::{self, Mapping, RingMapping, Segment, Uninherited};
 use crate::types::TransportKind;
 
 /// The size of each of the two rings of a pair, unless the user says otherwise.
@@ -162,7 +162,7 @@ impl Pair {
 #[derive(Debug)]
 pub(super) struct ShmParts {
     /// Stays open; its hang-up is the peer's end.
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Uninherited<OwnedFd>,
     /// The peer's process, where it can be held.
     pub(super) process: Option<PidFd>,
     /// How to wake the peer.
@@ -177,7 +177,7 @@ pub struct ShmLane {
     pair: Pair,
     writer: Writer,
     reader: Reader,
-    socket: OwnedFd,
+    socket: Uninherited<OwnedFd>,
     process: Option<PidFd>,
     doorbell: Doorbell,
     sleeper: Arc<Sleeper>,
@@ -453,7 +453,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let lane = |side, socket: UnixStream, own: usize| {
             let parts = ShmParts {
-                socket: socket.into(),
+                socket: OwnedFd::from(socket).into(),
                 process: None,
                 doorbell: doorbell_of(&sleepers[1 - own]),
                 pair: Pair::map(&segment, ring_bytes, side).unwrap(),

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use super::lane::{Lane, LaneError, MIN_WINDOW};
 use super::sleep::Sleeper;
-use crate::sys::socket;
+use crate::sys::{Uninherited, socket};
 use crate::types::TransportKind;
 
 /// The size of the window: enough that the payload of middling messages is reduced straight from it, while it stays in
@@ -43,7 +43,7 @@ const CLOSING_READ_BYTES: usize = 1 << 20;
 
 /// A lane over one TCP connection.
 pub struct TcpLane {
-    socket: OwnedFd,
+    socket: Uninherited<OwnedFd>,
     sleeper: Arc<Sleeper>,
     link: Arc<str>,
     window: Box<[u8]>,
@@ -63,7 +63,7 @@ pub struct TcpLane {
 
 impl TcpLane {
     /// Takes a connected non-blocking socket on which both sides have proved who they are.
-    pub(super) fn new(socket: OwnedFd, link: Arc<str>, sleeper: Arc<Sleeper>) -> io::Result<Self> {
+    pub(super) fn new(socket: Uninherited<OwnedFd>, link: Arc<str>, sleeper: Arc<Sleeper>) -> io::Result<Self> {
         socket::set_no_delay(&socket)?;
         socket::set_keepalive(&socket, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES)?;
         sleeper.watch(&socket)?;
@@ -261,7 +261,7 @@ mod tests {
         ours.set_nonblocking(true).unwrap();
         let (theirs, _) = listener.accept().unwrap();
         let sleeper = Arc::new(Sleeper::new().unwrap());
-        (TcpLane::new(ours.into(), "tcp".into(), sleeper.clone()).unwrap(), sleeper, theirs)
+        (TcpLane::new(OwnedFd::from(ours).into(), "tcp".into(), sleeper.clone()).unwrap(), sleeper, theirs)
     }
 
     fn wait_for(lane: &mut TcpLane, sleeper: &Sleeper, wanted: usize) {
@@ -297,7 +297,7 @@ mod tests {
             std::thread::yield_now();
         }
         let sleeper = Arc::new(Sleeper::new().unwrap());
-        let mut lane = TcpLane::new(ours.into(), "tcp".into(), sleeper.clone()).unwrap();
+        let mut lane = TcpLane::new(OwnedFd::from(ours).into(), "tcp".into(), sleeper.clone()).unwrap();
         assert!(matches!(end_of(&mut lane, &sleeper), LaneError::Broken(_)));
     }
 

@@ -27,7 +27,7 @@ pub struct PhxSettings {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phx_init(comm: *mut *mut PhxComm) -> PhxStatus {
     // SAFETY: the caller's promise.
-    guarded(|| unsafe { give(comm, || phalanx::init().map(Some)) })
+    guarded(|| unsafe { give(comm, || phalanx::observe::log_to_stderr().and_then(|()| phalanx::init()).map(Some)) })
 }
 
 /// Waits for what is in flight, says goodbye to all peers and closes every communicator of this process. Later calls

@@ -171,6 +171,12 @@ impl Communicator {
         self.inner.local_size()
     }
 
+    /// Which host each rank is on, numbered from 0 in the order of their first ranks.
+    #[getter]
+    fn hosts(&self) -> Vec<usize> {
+        self.inner.view().hosts.clone()
+    }
+
     #[getter]
     fn cross_rank(&self) -> usize {
         self.inner.cross_rank()
@@ -206,7 +212,9 @@ impl Communicator {
         key: i64,
     ) -> PyResult<Option<Self>> {
         self.birth.check()?;
-        let group = py.detach(|| self.inner.split(color, key))?;
+        let mut signals = Signals::default();
+        let group = py.detach(|| self.inner.split_while(color, key, SIGNAL_PERIOD, &mut || signals.are_quiet()));
+        let group = signals.outcome(py, group)?;
         Ok(group.map(|group| self.with(group)))
     }
 

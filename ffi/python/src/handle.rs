@@ -51,7 +51,7 @@ impl Signals {
     }
 
     /// What a handler raised goes before how the operation ended.
-    pub fn outcome(self, py: Python<'_>, outcome: phalanx::types::Result<()>) -> PyResult<()> {
+    pub fn outcome<T>(self, py: Python<'_>, outcome: phalanx::types::Result<T>) -> PyResult<T> {
         match self.raised {
             Some(error) => Err(error),
             None => told(py, outcome),
@@ -61,7 +61,7 @@ impl Signals {
 
 /// The outcome of an operation. Ctrl-C reaches all ranks, and the first to go makes the others' operations fail:
 /// handlers of signals that came before that run first, so that it is Ctrl-C everywhere.
-fn told(py: Python<'_>, outcome: phalanx::types::Result<()>) -> PyResult<()> {
+fn told<T>(py: Python<'_>, outcome: phalanx::types::Result<T>) -> PyResult<T> {
     if outcome.is_err() {
         py.check_signals()?;
     }

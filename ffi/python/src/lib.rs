@@ -26,6 +26,7 @@ use crate::handle::SIGNAL_PERIOD;
 /// The ranks meet on a thread of its own, so that Ctrl-C can end the wait: what comes of the meeting then is dropped.
 #[pyfunction]
 fn connect(py: Python<'_>) -> PyResult<Communicator> {
+    phalanx::observe::log_to_stderr()?;
     let (tell, mut told) = mpsc::channel();
     let meet = move || {
         // Nobody listens any more after Ctrl-C.

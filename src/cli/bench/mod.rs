@@ -20,6 +20,7 @@ use std::thread;
 use clap::ValueEnum;
 use phalanx::launch::LaunchError;
 use phalanx::launch::binding::{self, Bind};
+use phalanx::schedule::algorithms_for;
 use phalanx::types::Collective;
 use phalanx::{Algorithm, Communicator, DataType, Error, ReduceOp, Result, TransportKind};
 
@@ -132,6 +133,20 @@ impl Bench {
         }
     }
 
+    /// A call whose collective lacks the algorithm falls back to another one, which is not what was to be measured.
+    fn check_algorithm(&self) -> Result<()> {
+        let Some(asked) = self.algorithm else { return Ok(()) };
+        let there = algorithms_for(self.collective);
+        if there.contains(&asked) {
+            return Ok(());
+        }
+        let names: Vec<_> = there.iter().map(ToString::to_string).collect();
+        Err(Error::invalid(match names.is_empty() {
+            true => format!("--algorithm {asked} given, but {} has nothing to choose", self.collective),
+            false => format!("--algorithm {asked} given, {} expected for {}", names.join(", "), self.collective),
+        }))
+    }
+
     fn renderer(&self) -> Renderer<Stdout> {
         Renderer::new(stdout(), self.json)
     }
@@ -155,6 +170,7 @@ impl Bench {
 
 fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
     let job = arguments.job();
+    arguments.check_algorithm()?;
     let ranks = arguments.ranks.unwrap_or(DEFAULT_RANKS);
     if arguments.threads {
         job.check(ranks)?;

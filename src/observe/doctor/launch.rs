@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Finding, State};
-use crate::bootstrap::{Config, Launcher, Rendezvous, Variables, foreign_variables, variables};
+use crate::bootstrap::{Config, Launcher, Rendezvous, Variables, foreign_variables, unknown_variables, variables};
 
 /// A variable that is set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -51,8 +51,7 @@ impl LaunchSeen {
         };
         let seen = known.iter().filter(|name| set.get(name).is_some());
         let seen = seen.map(|name| Seen { name: (*name).to_owned(), value: shown(name) }).collect();
-        let unknown = set.names().filter(|name| name.starts_with("PHALANX_") && !known.contains(name));
-        let unknown = unknown.map(str::to_owned).collect();
+        let unknown = unknown_variables(set).into_iter().map(str::to_owned).collect();
         let empty = Self {
             variables: seen,
             launcher: None,

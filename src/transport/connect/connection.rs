@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use super::exchange;
-use crate::sys::{Interest, socket, unix};
+use crate::sys::{Interest, Uninherited, socket, unix};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::shm::Pair;
 use crate::wire::handshake::{Initiator, Responder};
@@ -49,7 +49,7 @@ impl std::fmt::Display for Lost {
 }
 
 pub(super) struct Connection {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Uninherited<OwnedFd>,
     /// Over which listener or route: Unix, or else TCP.
     pub(super) is_unix: bool,
     pub(super) stage: Stage,
@@ -70,7 +70,7 @@ impl Connection {
     pub(super) fn new(socket: OwnedFd, is_unix: bool, stage: Stage, deadline: Instant, link: String) -> Self {
         let dialled = matches!(stage, Stage::Connecting(_));
         Self {
-            socket,
+            socket: socket.into(),
             is_unix,
             stage,
             peer: None,

@@ -96,6 +96,14 @@ def test_variables_set_by_halves_are_an_error_that_names_them() -> None:
     assert "PhalanxEnvironmentError" in result.stderr and "PHALANX_SIZE" in result.stderr
 
 
+def test_a_misspelt_variable_is_named() -> None:
+    result = run("import phalanx; phalanx.init()", PHALANX_TIMOUT="3")
+    assert result.returncode == 0
+    assert "PHALANX_TIMOUT" in result.stderr and "no such variable" in result.stderr
+    result = run("import phalanx; phalanx.init()", PHALANX_LOG="phalanx=loud")
+    assert result.returncode != 0 and "PHALANX_LOG" in result.stderr
+
+
 def test_an_interrupt_ends_the_wait_for_ranks_that_do_not_come() -> None:
     code = "import os, signal, threading, phalanx\n"
     code += "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"

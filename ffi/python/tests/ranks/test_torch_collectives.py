@@ -286,3 +286,13 @@ def test_a_gradient_of_a_gradient() -> None:
     (first,) = torch.autograd.grad((hvd.allreduce(mine, op=hvd.Sum) ** 2).sum(), mine, create_graph=True)
     first.sum().backward()
     assert same(mine.grad, torch.full((3,), 2.0 * hvd.size() ** 2))
+
+
+def test_what_scripts_ask_about_the_build() -> None:
+    # All ranks of these tests share one host.
+    assert hvd.is_homogeneous() is True
+    assert phalanx.world().native.hosts == [0] * hvd.size()
+    assert hvd.mpi_threads_supported() is True
+    assert hvd.nccl_built() == 0
+    for name in ("mpi", "gloo", "cuda", "rocm", "ccl", "ddl"):
+        assert getattr(hvd, f"{name}_built")() is False

@@ -99,6 +99,28 @@ def test_waiting_a_short_time_leaves_the_operation_pending(several: None) -> Non
         phalanx.send(b"d", 0, tag=5)
 
 
+def test_an_interrupt_ends_a_split(several: None) -> None:
+    # Rank 0 splits, and the others come only when it has given up: they are told why.
+    rank = phalanx.rank()
+    everyone = phalanx.subgroup(range(phalanx.size()))
+    assert everyone is not None
+    if rank == 0:
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                timer.start()
+                everyone.split(0)
+            timer.join()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+    phalanx.barrier()
+    if rank != 0:
+        with pytest.raises(phalanx.PhalanxError):
+            everyone.split(0)
+    phalanx.barrier()
+
+
 @pytest.mark.parametrize("blocked_in", ["recv", "allreduce"])
 def test_other_threads_run_while_a_call_waits(several: None, blocked_in: str) -> None:
     # Threads are not switched by themselves: the helper can run only when the waiting call lets go of the interpreter.
