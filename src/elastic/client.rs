@@ -23,7 +23,8 @@ use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME};
 /// How long one attempt to reach the registry may take. An address that does not answer is tried again.
 const DIAL_LIMIT: Duration = Duration::from_secs(2);
 
-/// After how long without an acknowledgement of the registry's host a member's connection to it is given up.
+/// After how long without an acknowledgement of the registry's host a member's connection to it is given up, until the
+/// registry has said how long that is in its job.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// What the thread is told.
@@ -158,7 +159,12 @@ impl Driver {
         let ended = link.write().and_then(|()| link.read(&mut frames));
         for frame in frames {
             match FromRegistry::decode(&frame) {
-                Ok(message) => self.member.handle_message(Instant::now(), message),
+                Ok(message) => {
+                    if let (FromRegistry::Welcome { heartbeat_limit, .. }, Some(link)) = (&message, &self.link) {
+                        link.set_silence(*heartbeat_limit);
+                    }
+                    self.member.handle_message(Instant::now(), message);
+                }
                 Err(error) => {
                     self.link = None;
                     self.member.handle_disconnected(Instant::now(), &error.to_string());

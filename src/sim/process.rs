@@ -30,8 +30,8 @@ pub(super) struct Process {
     /// Whether it was asked to go.
     pub(super) is_leaving: bool,
     pub(super) has_said_goodbye: bool,
-    /// Whether its host is gone with it.
-    pub(super) has_vanished: bool,
+    /// When its host went with it.
+    pub(super) vanished_at: Option<Time>,
 }
 
 impl World {
@@ -63,7 +63,7 @@ impl World {
             is_touched: false,
             is_leaving: false,
             has_said_goodbye: false,
-            has_vanished: false,
+            vanished_at: None,
         });
         self.by_token.insert(token, number);
         self.trace(|| format!("process {number} comes"));
@@ -239,7 +239,7 @@ impl World {
             return;
         }
         process.is_alive = false;
-        process.has_vanished = has_vanished;
+        process.vanished_at = has_vanished.then_some(self.now);
         process.paused_until = None;
         process.inbox.clear();
         let has_drained = process.has_said_goodbye;
