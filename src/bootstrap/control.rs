@@ -231,7 +231,9 @@ impl LinkServer {
     /// For how long the host at the other end has answered nothing, if it owes an answer and the kernel knows.
     pub fn unanswered(&self, id: u64) -> Option<Duration> {
         match self.guests.get(&id) {
-            Some(Guest::Proven { link: Link { stream: Stream::Tcp(tcp), .. }, .. }) => crate::sys::socket::unanswered(tcp),
+            Some(Guest::Proven { link: Link { stream: Stream::Tcp(tcp), .. }, .. }) => {
+                crate::sys::socket::unanswered(tcp)
+            }
             _ => None,
         }
     }

@@ -103,7 +103,8 @@ impl Driver {
         loop {
             let now = Instant::now();
             if self.member.deadline().is_some_and(|deadline| deadline.has_passed(now)) {
-                self.member.handle_progress(self.progress());
+                let (progress, is_waiting) = self.progress();
+                self.member.handle_progress(now, progress, is_waiting);
                 self.member.handle_timeout(now);
             }
             self.act();
@@ -203,8 +204,17 @@ impl Driver {
                 Action::Waiting { have, need, remaining } => {
                     tracing::warn!(have, need, ?remaining, "the job waits for members");
                 }
-                Action::Away { detail } => tracing::warn!(%detail, "the registry is away; the work goes on"),
-                Action::Back => tracing::info!("the registry is back"),
+                Action::Stuck { away, detail, remaining } => {
+                    tracing::warn!(?away, waits_for = %detail, ?remaining, "cut off from the registry; waiting for it");
+                }
+                Action::Away { detail } => {
+                    tracing::warn!(%detail, "the registry is away; the work goes on");
+                    self.shared.lock().away = Some((Instant::now(), detail.into()));
+                }
+                Action::Back => {
+                    tracing::info!("the registry is back");
+                    self.shared.lock().away = None;
+                }
                 Action::Stop(stop) => self.stop(&stop),
             }
         }
@@ -281,18 +291,19 @@ impl Driver {
                 _ => None,
             })
             .collect();
-        let next = Members { generation: *generation, slots: slots.clone(), hosts, peers: peers.clone(), broken };
+        let cause = describe(gone, joined, *outcome);
+        let (generation, slots_of) = (*generation, slots.clone());
+        let next = Members { generation, slots: slots_of, hosts, peers: peers.clone(), broken, cause: cause.clone() };
         if self.listeners.is_some() {
-            let started = self.start(*slot, *generation, peers)?;
+            let started = self.start(*slot, generation, peers)?;
             *self.lock_views() = Some(started);
         }
         let communicator = match self.lock_views().as_ref() {
             Some(views) => views.install(next)?,
             None => return Err(Error::internal("no engine to install a view in")),
         };
-        let cause = describe(gone, joined, *outcome);
         tracing::info!(generation = generation.0, size = slots.len(), %cause, "a view begins");
-        let view = Installed { generation: *generation, slots, communicator, cause, joined: Generation(0) };
+        let view = Installed { generation, slots, communicator, cause, joined: Generation(0) };
         self.shared.lock().install(view, *outcome, installation.counted, !joined.is_empty(), Instant::now());
         self.shared.notify();
         Ok(())
@@ -313,8 +324,8 @@ impl Driver {
         };
         let control = self.control.clone();
         let shared = self.shared.clone();
-        let on_lost = move |slot: usize, detail: Arc<str>| {
-            let generation = shared.generation();
+        let on_lost = move |generation: Generation, slot: usize, detail: Arc<str>| {
+            shared.doom(generation);
             control.send(Command::Suspect { generation, slot, detail });
         };
         Views::start(listeners, config, CostModel { in_host, ..CostModel::default() }, settings, Box::new(on_lost))
@@ -358,8 +369,9 @@ impl Driver {
         self.shared.notify();
     }
 
-    fn progress(&self) -> u64 {
-        self.lock_views().as_ref().map_or(0, |views| views.operations())
+    /// How many operations were begun, and whether some are in flight.
+    fn progress(&self) -> (u64, bool) {
+        self.lock_views().as_ref().map_or((0, false), |views| (views.operations(), views.is_busy()))
     }
 
     fn lock_views(&self) -> std::sync::MutexGuard<'_, Option<Views>> {

@@ -123,10 +123,11 @@ impl Core {
     }
 
     /// Adds a communicator. What peers said of it before is heard now.
-    pub fn add_channel(&mut self, id: CommunicatorId, channel: Channel) -> Result<()> {
+    pub fn add_channel(&mut self, id: CommunicatorId, mut channel: Channel) -> Result<()> {
         if self.channels.contains_key(&id) {
             return Err(Error::internal(format_args!("two communicators with the id {:#x}", id.0)));
         }
+        channel.over = self.is_over(id);
         self.channels.insert(id, channel);
         let (mine, others) = std::mem::take(&mut self.unknown).into_iter().partition(|(_, said)| {
             let (Unknown::Early(tag, _) | Unknown::Abort(tag, _)) = said;
@@ -182,7 +183,7 @@ impl Core {
         if let Some(cause) = refusal {
             // Known from now on, so that the others' echo of it is no news.
             channel.abort(tag.sequence, &cause);
-            completion.finish(Err(cause.clone()), work.keep.take());
+            completion.finish(Err(self.seen(tag.communicator, cause.clone())), work.keep.take());
             return self.tell_abort(tag, &cause);
         }
         // SAFETY: the caller's promise.
@@ -496,7 +497,7 @@ impl Core {
         if let Some(channel) = self.channels.get_mut(&tag.communicator) {
             channel.abort(tag.sequence, &cause);
         }
-        self.end(slot, Err(cause.clone()));
+        self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
         if tell {
             self.tell_abort(tag, &cause);
         }

@@ -99,7 +99,7 @@ impl World {
                 Action::Install(installation) => self.install(number, &installation),
                 Action::Wanted => self.processes[number].engine.is_wanted = true,
                 Action::Stop(stop) => self.stops(number, stop),
-                Action::Waiting { .. } | Action::Away { .. } | Action::Back => {}
+                Action::Waiting { .. } | Action::Stuck { .. } | Action::Away { .. } | Action::Back => {}
             }
         }
         if !self.processes[number].is_alive {
@@ -200,7 +200,12 @@ impl World {
 
     pub(super) fn member_wakes(&mut self, number: usize) {
         self.processes[number].wake = None;
-        self.with_member(number, |member, now| member.handle_timeout(now));
+        let engine = &self.processes[number].engine;
+        let (progress, is_waiting) = (engine.counted, engine.stage().is_some());
+        self.with_member(number, |member, now| {
+            member.handle_progress(now, progress, is_waiting);
+            member.handle_timeout(now);
+        });
     }
 
     /// A connection breaks between its ends: both learn it, and what is on its way is lost.

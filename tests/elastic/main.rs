@@ -2,5 +2,7 @@
 //! own, around a real registry.
 
 mod churn;
+mod groups;
+mod rejoin;
 mod steps;
 mod support;

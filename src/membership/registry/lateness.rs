@@ -39,12 +39,9 @@ impl Registry {
                 if is_restart { self.config.restart_grace / 2 } else { self.config.close_grace }
             }
             Timer::Exit(_) => self.config.exit_grace,
-            Timer::Start
-            | Timer::Silence(_)
-            | Timer::Link(..)
-            | Timer::Overdue
-            | Timer::Elastic
-            | Timer::Look => self.config.heartbeat_interval(),
+            Timer::Start | Timer::Silence(_) | Timer::Link(..) | Timer::Overdue | Timer::Elastic | Timer::Look => {
+                self.config.heartbeat_interval()
+            }
         }
     }
 }
