@@ -332,6 +332,7 @@ impl Driver {
     }
 
     fn stop(&mut self, stop: &Stop) {
+        self.shared.lock().can_rejoin = matches!(stop, Stop::Evicted { .. } | Stop::CutOff { .. });
         self.end(match stop {
             Stop::Left { .. } => Error::Closed { what: "this process has left the job".into() },
             Stop::Evicted { generation, reason } => {

@@ -84,6 +84,8 @@ pub(super) struct Ledger {
     pub away: Option<(Instant, Arc<str>)>,
     /// Why this member is out, for good.
     pub stop: Option<Error>,
+    /// Whether it is out of a job that goes on, or may, and takes newcomers.
+    pub can_rejoin: bool,
 }
 
 impl Ledger {

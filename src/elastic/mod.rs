@@ -158,16 +158,30 @@ impl Elastic {
         }
     }
 
-    /// Joins the job again, as a newcomer with a slot of its own, after the others went on without this process:
-    /// [`Error::Evicted`], or an error that says that it was cut off from the registry. Waits for a view, as
-    /// [`join`] does; [`sync`](Self::sync) comes next, with this process among those that lack the state.
+    /// Whether this process is out though the job goes on, or may: the others went on without it ([`Error::Evicted`]), or
+    /// it gave up waiting for a registry that it cannot reach. Then [`rejoin`](Self::rejoin) is possible.
+    pub fn can_rejoin(&self) -> bool {
+        self.shared.lock().can_rejoin
+    }
+
+    /// Joins the job again after [`can_rejoin`](Self::can_rejoin), in the same process, as a newcomer with a slot of its
+    /// own. Waits for a view, as [`join`] does; [`sync`](Self::sync) comes next, with this process among those that
+    /// lack the state.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when this process is still a member. As [`join`].
+    /// [`Error::InvalidArgument`] when this process is still a member; why it is out, when the job is over for it. As
+    /// [`join`].
     pub fn rejoin(self) -> Result<Self> {
-        if self.shared.lock().stop.is_none() {
-            return Err(Error::invalid("rejoin: this process is a member, and nothing says that it is out"));
+        {
+            let ledger = self.shared.lock();
+            let stop = ledger
+                .stop
+                .clone()
+                .unwrap_or_else(|| Error::invalid("rejoin: this process is a member, and nothing says that it is out"));
+            if !ledger.can_rejoin {
+                return Err(stop);
+            }
         }
         let go_on = std::mem::take(&mut *self.go_on.lock().unwrap_or_else(PoisonError::into_inner));
         let (settings, keep) = (self.settings.clone(), self.keep);

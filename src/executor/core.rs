@@ -155,17 +155,16 @@ impl Core {
     /// As [`Operation::new`].
     pub unsafe fn submit(&mut self, mut work: Work, completion: &Arc<Completion>, now: Instant) {
         let mut tag = work.tag;
-        if self.closed {
-            let what = Arc::from(work.signature.to_string());
-            return completion.finish(Err(Error::Closed { what }), work.keep.take());
+        // Why its view is over says more than that the connections are closed for it.
+        let over = self.channels.get(&tag.communicator).and_then(|channel| channel.over.clone());
+        let what = || Error::Closed { what: work.signature.to_string().into() };
+        if let Some(cause) = over.or_else(|| self.closed.then(what)) {
+            return completion.finish(Err(cause), work.keep.take());
         }
         let Some(channel) = self.channels.get_mut(&tag.communicator) else {
             let error = Error::internal("an operation on a communicator that the engine does not know");
             return completion.finish(Err(error), work.keep.take());
         };
-        if let Some(cause) = &channel.over {
-            return completion.finish(Err(cause.clone()), work.keep.take());
-        }
         let mut early = Vec::new();
         if tag.communicator.is_point_to_point() {
             // Numbered by the caller; two threads may come out of order.

@@ -5,4 +5,5 @@ mod churn;
 mod groups;
 mod rejoin;
 mod steps;
+mod strangers;
 mod support;

@@ -1,6 +1,8 @@
 //! A member that is out comes back in the same process, as somebody new.
 
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 use phalanx::TransportKind;
 use phalanx::elastic::Elastic;
@@ -27,9 +29,10 @@ fn step(elastic: &Elastic, state: &mut Counter, is_done: bool) -> Result<bool, E
 fn one_that_was_evicted_joins_again_with_a_slot_of_its_own() {
     for kind in [TransportKind::Tcp, TransportKind::Shm] {
         let job = Job::new(RegistryConfig::new(3));
+        let (tell, works) = channel();
         let ends: Vec<f64> = thread::scope(|scope| {
             let member = |rank: usize| {
-                let job = &job;
+                let (job, tell) = (&job, tell.clone());
                 scope.spawn(move || {
                     let mut settings = job.settings(Some(rank));
                     settings.transport = Some(kind);
@@ -37,6 +40,8 @@ fn one_that_was_evicted_joins_again_with_a_slot_of_its_own() {
                     let mut state = Counter::default();
                     elastic.sync(&mut state).expect("a sync");
                     let mut evictions = 0;
+                    let works = || assert!(rank != 1 || tell.send(()).is_ok());
+                    works();
                     loop {
                         // Twice is not once: what the first left behind would be in the way.
                         match step(&elastic, &mut state, evictions == 2) {
@@ -50,6 +55,7 @@ fn one_that_was_evicted_joins_again_with_a_slot_of_its_own() {
                                 // What it had is worth nothing: it gets the others' state.
                                 state = Counter { value: -1.0, ..Counter::default() };
                                 elastic.sync(&mut state).expect("a sync");
+                                works();
                             }
                             Err(error) => panic!("{kind}, rank {rank}: {error}"),
                         }
@@ -61,6 +67,7 @@ fn one_that_was_evicted_joins_again_with_a_slot_of_its_own() {
             let members: Vec<_> = (0..3).map(member).collect();
             job.wait_for_view(Generation(1));
             for (slot, generation) in [(1, 2), (3, 4)] {
+                works.recv_timeout(Duration::from_secs(20)).expect("it is a member");
                 job.registry.evict(Whom::Slot(slot), "a test");
                 assert_eq!(job.wait_for_view(Generation(generation)), [0, 2]);
                 assert_eq!(job.wait_for_view(Generation(generation + 1)), [0, 2, slot.max(2) + 1]);
