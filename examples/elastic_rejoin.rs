@@ -48,6 +48,8 @@ fn main() -> Result<()> {
             text.parse().map_err(|_| phalanx::Error::invalid(format!("{text} steps: a number was expected")))?
         }
     };
+    // The library tells what it waits for; whoever wants to see it listens.
+    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(std::io::stderr).with_ansi(false).init();
     let mut job = elastic::join()?;
     let mut total = Total(0.0);
     while let Err(error) = train(&job, &mut total, steps) {

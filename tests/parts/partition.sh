@@ -7,11 +7,10 @@
 set -euo pipefail
 phalanx=$root/target/release/phalanx
 rejoins=$root/target/release/examples/elastic_rejoin
-sums=$root/target/release/examples/elastic_sum
 said=$(mktemp -d)
 address=10.78.0.1:29500
 (umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$said/key")
-export PHALANX_KEY_FILE=$said/key PHALANX_LOG=warn
+export PHALANX_KEY_FILE=$said/key
 pids=()
 
 finish() {
