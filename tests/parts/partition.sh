@@ -1,12 +1,13 @@
 #!/bin/bash
 # An elastic job over four hosts whose cables are pulled. Run by tests/parts/hosts.sh, with four hosts up.
 #
-#   tests/parts/partition.sh lost | halves | few
+#   tests/parts/partition.sh lost SECONDS | replaced | halves | few
 #
 # The registry is on the first host, a rank on each. What everyone says is kept, and shown when something is missing.
 set -euo pipefail
 phalanx=$root/target/release/phalanx
 rejoins=$root/target/release/examples/elastic_rejoin
+ends=$root/target/release/examples/elastic_sum
 said=$(mktemp -d)
 address=10.78.0.1:29500
 (umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$said/key")
@@ -17,7 +18,7 @@ finish() {
     local status=$?
     tests/hosts.sh heal 1 2 3 4 || true
     [ ${#pids[@]} -eq 0 ] || kill -KILL "${pids[@]}" 2>/dev/null || true
-    wait || true
+    wait 2>/dev/null || true
     [ "$status" -eq 0 ] || (cd "$said" && tail -n 40 -- *.err && tail -n 3 -- *.out)
     rm -rf "$said"
     exit "$status"
@@ -63,15 +64,15 @@ one_job() {
     echo "$(cat "$said"/rank*.out | grep -a '^step' | awk '{print $2}' | sort -un | wc -l) steps, each counted in one view"
 }
 
-# One host is lost: the others go on within the heartbeat limit, and it comes back as somebody new.
-lost() {
-    registry --min-np 2 --heartbeat 1
+# One host is cut off: the others go on within the heartbeat limit, and it comes back as somebody new.
+lost() { # heartbeat limit
+    registry --min-np 2 --heartbeat "$1"
     work "$rejoins"
     local before
     before=$(milliseconds)
     tests/hosts.sh cut 3
     sees registry.err '^phalanx: view 2: 3 ranks, slots 0, 1, 3'
-    echo "cable pulled to view: $(($(milliseconds) - before)) ms, with a heartbeat limit of 1000 ms"
+    echo "cable pulled to view: $(($(milliseconds) - before)) ms, with a heartbeat limit of $1 s"
     grep -E "slot 2's host does not answer" "$said/registry.err"
     for rank in 0 1 3; do sees "rank$rank.out" 'slots \[0, 1, 3\]'; done
     # Without the registry's word it waits, and says so.
@@ -81,6 +82,20 @@ lost() {
     sees rank2.err 'back as slot 4'
     for rank in 0 1 2 3; do sees "rank$rank.out" 'slots \[0, 1, 3, 4\]'; done
     one_job
+}
+
+# The same with a program that ends when it is out, and a launcher on each host that starts it again.
+replaced() {
+    registry --min-np 2 --heartbeat 1 --verbose
+    local rank
+    for rank in 0 1 2 3; do on $((rank + 1)) "rank$rank" "$phalanx" run -np 1 --registry "$address" "$ends"; done
+    sees registry.err '^phalanx: view 1: 4 ranks'
+    tests/hosts.sh cut 3
+    sees registry.err '^phalanx: view 2: 3 ranks'
+    tests/hosts.sh heal 3
+    sees rank2.err 'Error: the others went on without this rank \(unreachable'
+    sees rank2.err 'exited with code 1; another is started'
+    sees registry.err '^phalanx: view 3: 4 ranks, .*: slot 4 joined'
 }
 
 # Two and two: the registry's side goes on; the other gives up in time, and comes back when it can.
@@ -124,4 +139,4 @@ few() {
     one_job
 }
 
-"$1"
+"$@"
