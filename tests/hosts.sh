@@ -3,12 +3,14 @@
 #
 #   tests/hosts.sh up N [RATE]    hosts phx1 .. phxN at 10.78.0.1 .., each link limited to RATE (1gbit) both ways
 #   tests/hosts.sh cut I          pulls the cable of host I
-#   tests/hosts.sh heal I         plugs it in again
+#   tests/hosts.sh part I...      these hosts reach each other, and no others
+#   tests/hosts.sh heal I...      plugs them in again
 #   tests/hosts.sh down           takes everything away
 #
 # Needs root and iproute2. Run something on a host with: ip netns exec phx1 COMMAND
 set -euo pipefail
 bridge=phxbridge
+island=phxisland
 
 down() {
     local name
@@ -19,6 +21,7 @@ down() {
         ip netns delete "$name"
     done
     ip link delete "$bridge" 2>/dev/null || true
+    ip link delete "$island" 2>/dev/null || true
 }
 
 up() { # count, rate
@@ -42,7 +45,16 @@ up() { # count, rate
 case ${1:-} in
     up) up "${2:?how many hosts?}" "${3:-1gbit}" ;;
     cut) ip link set "phxport${2:?which host?}" down ;;
-    heal) ip link set "phxport${2:?which host?}" up ;;
+    part)
+        : "${2:?which hosts?}"
+        ip link show "$island" >/dev/null 2>&1 || ip link add "$island" type bridge
+        ip link set "$island" up
+        for host in "${@:2}"; do ip link set "phxport$host" master "$island"; done
+        ;;
+    heal)
+        : "${2:?which hosts?}"
+        for host in "${@:2}"; do ip link set "phxport$host" master "$bridge" up; done
+        ;;
     down) down ;;
-    *) sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//'; exit 2 ;;
+    *) sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//'; exit 2 ;;
 esac

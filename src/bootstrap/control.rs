@@ -80,6 +80,11 @@ impl Link {
         Ok((Self::new(stream, max_frame), key))
     }
 
+    /// From here on the other end is given up when it does not acknowledge for `silence`.
+    pub fn set_silence(&self, silence: Duration) {
+        watch(&self.stream, silence);
+    }
+
     /// Queues a frame.
     pub fn send(&mut self, frame: impl Into<Arc<[u8]>>) {
         self.outgoing.push_back(frame.into());
@@ -220,6 +225,16 @@ impl LinkServer {
             link.send(frame);
             // A broken one is found when it is read.
             let _ = link.write();
+        }
+    }
+
+    /// For how long the host at the other end has answered nothing, if it owes an answer and the kernel knows.
+    pub fn unanswered(&self, id: u64) -> Option<Duration> {
+        match self.guests.get(&id) {
+            Some(Guest::Proven { link: Link { stream: Stream::Tcp(tcp), .. }, .. }) => {
+                crate::sys::socket::unanswered(tcp)
+            }
+            _ => None,
         }
     }
 

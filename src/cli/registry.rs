@@ -44,7 +44,10 @@ pub struct Registry {
     /// After how long a member whose host does not answer is out; 200ms at least.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
     heartbeat: Duration,
-    /// After how long a member that is stopped or hangs, though its host answers, is out [default: never].
+    /// After how long a member is named that is stopped, or whose work does not advance while others wait for it.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    name_silent: Duration,
+    /// After how long a member that is stopped, though its host answers, is out [default: never].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     evict_silent: Option<Duration>,
     /// Say more.
@@ -100,6 +103,7 @@ impl Registry {
             reset_limit: self.reset_limit,
             elastic_timeout: self.elastic_timeout,
             heartbeat: self.heartbeat,
+            name_silent: self.name_silent,
             evict_silent: self.evict_silent,
             ..Elasticity::default()
         };

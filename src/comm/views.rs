@@ -22,6 +22,8 @@ pub(crate) struct Members {
     pub peers: Vec<PeerAddress>,
     /// Members whose links to this one are to be made anew.
     pub broken: Vec<usize>,
+    /// Why the view before ended.
+    pub cause: Arc<str>,
 }
 
 /// What outlives a view.
@@ -41,7 +43,7 @@ impl Views {
         connector: ConnectorConfig,
         model: CostModel,
         settings: Settings,
-        on_lost: Box<dyn Fn(usize, Arc<str>) + Send>,
+        on_lost: Box<dyn Fn(Generation, usize, Arc<str>) + Send>,
     ) -> Result<Self> {
         let own = connector.rank;
         let sleeper = sleeper()?;
@@ -66,14 +68,15 @@ impl Views {
 
     /// Goes over to a view. Returns its communicator.
     pub fn install(&self, members: Members) -> Result<Communicator> {
-        let Members { generation, slots, hosts, peers, broken } = members;
+        let Members { generation, slots, hosts, peers, broken, cause } = members;
         let rank = slots.iter().position(|&slot| slot == self.own);
         let rank = rank.ok_or_else(|| Error::internal("a view without this member was to be installed"))?;
         let size = slots.iter().max().map_or(0, |&slot| slot + 1).max(self.own + 1);
         let gone: Vec<usize> = (0..size).filter(|slot| !slots.contains(slot)).collect();
         let view = View { generation, hosts };
         let config = engine_config(view.local(rank).1);
-        let again = self.world.engine.install(generation, size, &gone, &broken, config)?;
+        let cause = Error::ViewChanged { generation, cause };
+        let again = self.world.engine.install(generation, size, &gone, &broken, &cause, config)?;
         if let Some(connector) = self.connector.get() {
             connector.install(NextView { generation, peers, again });
         }
@@ -94,6 +97,11 @@ impl Views {
     /// Operations submitted so far.
     pub fn operations(&self) -> u64 {
         self.world.statistics().operations
+    }
+
+    /// Whether operations are in flight.
+    pub fn is_busy(&self) -> bool {
+        self.world.engine.is_busy()
     }
 
     /// Messages of views that were over, dropped so far.

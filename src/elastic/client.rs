@@ -23,7 +23,8 @@ use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME};
 /// How long one attempt to reach the registry may take. An address that does not answer is tried again.
 const DIAL_LIMIT: Duration = Duration::from_secs(2);
 
-/// After how long without an acknowledgement of the registry's host a member's connection to it is given up.
+/// After how long without an acknowledgement of the registry's host a member's connection to it is given up, until the
+/// registry has said how long that is in its job.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// What the thread is told.
@@ -102,7 +103,8 @@ impl Driver {
         loop {
             let now = Instant::now();
             if self.member.deadline().is_some_and(|deadline| deadline.has_passed(now)) {
-                self.member.handle_progress(self.progress());
+                let (progress, is_waiting) = self.progress();
+                self.member.handle_progress(now, progress, is_waiting);
                 self.member.handle_timeout(now);
             }
             self.act();
@@ -158,7 +160,12 @@ impl Driver {
         let ended = link.write().and_then(|()| link.read(&mut frames));
         for frame in frames {
             match FromRegistry::decode(&frame) {
-                Ok(message) => self.member.handle_message(Instant::now(), message),
+                Ok(message) => {
+                    if let (FromRegistry::Welcome { heartbeat_limit, .. }, Some(link)) = (&message, &self.link) {
+                        link.set_silence(*heartbeat_limit);
+                    }
+                    self.member.handle_message(Instant::now(), message);
+                }
                 Err(error) => {
                     self.link = None;
                     self.member.handle_disconnected(Instant::now(), &error.to_string());
@@ -197,8 +204,17 @@ impl Driver {
                 Action::Waiting { have, need, remaining } => {
                     tracing::warn!(have, need, ?remaining, "the job waits for members");
                 }
-                Action::Away { detail } => tracing::warn!(%detail, "the registry is away; the work goes on"),
-                Action::Back => tracing::info!("the registry is back"),
+                Action::Stuck { away, detail, remaining } => {
+                    tracing::warn!(?away, waits_for = %detail, ?remaining, "cut off from the registry; waiting for it");
+                }
+                Action::Away { detail } => {
+                    tracing::warn!(%detail, "the registry is away; the work goes on");
+                    self.shared.lock().away = Some((Instant::now(), detail.into()));
+                }
+                Action::Back => {
+                    tracing::info!("the registry is back");
+                    self.shared.lock().away = None;
+                }
                 Action::Stop(stop) => self.stop(&stop),
             }
         }
@@ -275,18 +291,19 @@ impl Driver {
                 _ => None,
             })
             .collect();
-        let next = Members { generation: *generation, slots: slots.clone(), hosts, peers: peers.clone(), broken };
+        let cause = describe(gone, joined, *outcome);
+        let (generation, slots_of) = (*generation, slots.clone());
+        let next = Members { generation, slots: slots_of, hosts, peers: peers.clone(), broken, cause: cause.clone() };
         if self.listeners.is_some() {
-            let started = self.start(*slot, *generation, peers)?;
+            let started = self.start(*slot, generation, peers)?;
             *self.lock_views() = Some(started);
         }
         let communicator = match self.lock_views().as_ref() {
             Some(views) => views.install(next)?,
             None => return Err(Error::internal("no engine to install a view in")),
         };
-        let cause = describe(gone, joined, *outcome);
         tracing::info!(generation = generation.0, size = slots.len(), %cause, "a view begins");
-        let view = Installed { generation: *generation, slots, communicator, cause, joined: Generation(0) };
+        let view = Installed { generation, slots, communicator, cause, joined: Generation(0) };
         self.shared.lock().install(view, *outcome, installation.counted, !joined.is_empty(), Instant::now());
         self.shared.notify();
         Ok(())
@@ -307,14 +324,15 @@ impl Driver {
         };
         let control = self.control.clone();
         let shared = self.shared.clone();
-        let on_lost = move |slot: usize, detail: Arc<str>| {
-            let generation = shared.generation();
+        let on_lost = move |generation: Generation, slot: usize, detail: Arc<str>| {
+            shared.doom(generation);
             control.send(Command::Suspect { generation, slot, detail });
         };
         Views::start(listeners, config, CostModel { in_host, ..CostModel::default() }, settings, Box::new(on_lost))
     }
 
     fn stop(&mut self, stop: &Stop) {
+        self.shared.lock().can_rejoin = matches!(stop, Stop::Evicted { .. } | Stop::CutOff { .. });
         self.end(match stop {
             Stop::Left { .. } => Error::Closed { what: "this process has left the job".into() },
             Stop::Evicted { generation, reason } => {
@@ -352,8 +370,9 @@ impl Driver {
         self.shared.notify();
     }
 
-    fn progress(&self) -> u64 {
-        self.lock_views().as_ref().map_or(0, |views| views.operations())
+    /// How many operations were begun, and whether some are in flight.
+    fn progress(&self) -> (u64, bool) {
+        self.lock_views().as_ref().map_or((0, false), |views| (views.operations(), views.is_busy()))
     }
 
     fn lock_views(&self) -> std::sync::MutexGuard<'_, Option<Views>> {

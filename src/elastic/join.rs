@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::client::{Client, ClientConfig};
 use super::control::Control;
 use super::ledger::Shared;
-use super::{Elastic, Keep};
+use super::{Elastic, GoOn, Keep};
 use crate::bootstrap::{self, Introduction, Launch, Rendezvous, Settings, Variables};
 use crate::comm::policy;
 use crate::membership::member::{Member, MemberConfig};
@@ -37,6 +37,10 @@ impl Elastic {
     ///
     /// As [`join`].
     pub fn join(settings: &Settings) -> Result<Self> {
+        Self::join_while(settings, None)
+    }
+
+    pub(super) fn join_while(settings: &Settings, go_on: Option<GoOn>) -> Result<Self> {
         let Some(place) = settings.registry.clone() else {
             return Err(Error::environment(
                 "no registry is named, so that there is no elastic job to join",
@@ -80,7 +84,8 @@ impl Elastic {
             views,
             keep: Keep::default(),
             staging: Mutex::default(),
-            go_on: Mutex::default(),
+            settings: settings.clone(),
+            go_on: Mutex::new(go_on),
         };
         let view = elastic.wait_for_view(Generation(0))?;
         elastic.see(view.generation);

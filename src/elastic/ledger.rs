@@ -80,8 +80,12 @@ pub(super) struct Ledger {
     pub suspended_since: Option<Instant>,
     /// A step was given up by all, and the caller does not know yet.
     pub given_up: bool,
+    /// Since when the registry has been away, and how that was noticed.
+    pub away: Option<(Instant, Arc<str>)>,
     /// Why this member is out, for good.
     pub stop: Option<Error>,
+    /// Whether it is out of a job that goes on, or may, and takes newcomers.
+    pub can_rejoin: bool,
 }
 
 impl Ledger {
@@ -102,6 +106,19 @@ impl Ledger {
     pub fn runs_in(&self, generation: Generation) -> bool {
         let is_current = self.view.as_ref().is_some_and(|view| view.generation == generation);
         is_current && !self.suspended && self.stop.is_none()
+    }
+
+    /// An operation's error, with what else is known that may explain it.
+    pub fn explained(&self, error: Error, now: Instant) -> Error {
+        match (error, &self.away) {
+            (Error::Timeout { operation, waiting_for, waited, detail }, Some((since, why))) => {
+                let away = now.saturating_duration_since(*since).as_secs_f64();
+                let comma = if detail.is_empty() { "" } else { "; " };
+                let detail = format!("{detail}{comma}the registry has been away for {away:.1} s: {why}").into();
+                Error::Timeout { operation, waiting_for, waited, detail }
+            }
+            (error, _) => error,
+        }
     }
 
     /// Whether members came that do not have the state yet.
@@ -166,6 +183,8 @@ pub(super) struct Shared {
     ledger: Mutex<Ledger>,
     changed: Condvar,
     generation: AtomicU64,
+    /// The newest view that is known to end because a link was lost in it.
+    doomed: AtomicU64,
 }
 
 impl Shared {
@@ -178,6 +197,16 @@ impl Shared {
     /// Takes no lock.
     pub fn generation(&self) -> Generation {
         Generation(self.generation.load(Ordering::Acquire))
+    }
+
+    /// A link was lost in a view, or an operation given up for one: another view is going to follow. Takes no lock.
+    pub fn doom(&self, generation: Generation) {
+        self.doomed.fetch_max(generation.0, Ordering::AcqRel);
+    }
+
+    /// The newest view that is known to end because a link was lost in it.
+    pub fn doomed(&self) -> Generation {
+        Generation(self.doomed.load(Ordering::Acquire))
     }
 
     /// Tells those who wait that the ledger has changed.

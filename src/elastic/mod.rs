@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use self::control::{Command, Control};
 use self::ledger::{Installed, Shared};
+use crate::bootstrap::Settings;
 use crate::comm::{Communicator, Handle};
 use crate::types::{Error, Generation, Result};
 
@@ -52,11 +53,15 @@ pub struct Elastic {
     client: Mutex<Option<client::Client>>,
     views: client::SharedViews,
     keep: Keep,
+    settings: Settings,
     /// Memory for results that wait for their step to count.
     staging: Mutex<Vec<Vec<u128>>>,
     /// Asked now and then while this member waits; see [`set_go_on`](Self::set_go_on).
-    go_on: Mutex<Option<Box<dyn FnMut() -> bool + Send>>>,
+    go_on: Mutex<Option<GoOn>>,
 }
+
+/// Says whether to go on waiting.
+type GoOn = Box<dyn FnMut() -> bool + Send>;
 
 /// How often a waiting member asks whether to go on.
 const ASK_PERIOD: Duration = Duration::from_millis(50);
@@ -70,14 +75,21 @@ impl Elastic {
 
     /// Has `go_on` asked about every 50 ms while this member waits; when it says no, the wait ends with an error. For
     /// languages in which signals are handled between two instructions of the program.
-    pub fn set_go_on(&self, go_on: Option<Box<dyn FnMut() -> bool + Send>>) {
+    pub fn set_go_on(&self, go_on: Option<GoOn>) {
         *self.go_on.lock().unwrap_or_else(PoisonError::into_inner) = go_on;
     }
 
-    /// The communicator of the present view, waiting for one if a change is under way. Groups made of it, and calls on
-    /// it, last as long as the view; then they fail with [`Error::ViewChanged`].
+    /// The communicator of the present view, waiting for one if a change is under way, or known to come because a rank
+    /// is lost. Groups made of it, and calls on it, last as long as the view. Then they fail with
+    /// [`Error::ViewChanged`] on every member, those that wait as well as those that are made later, also in groups
+    /// that have lost nobody: take the next communicator, and make the groups anew. A member that had
+    /// finished a call before the others gave it up has its result: only a step ends for all alike.
+    ///
+    /// # Errors
+    ///
+    /// When this member is out, or the job has ended: why.
     pub fn communicator(&self) -> Result<Communicator> {
-        Ok(self.wait_for_view(Generation(0))?.communicator)
+        Ok(self.wait_for_view(self.shared.doomed())?.communicator)
     }
 
     /// This member's slot: its number for the life of the job, while ranks change with the view.
@@ -144,6 +156,39 @@ impl Elastic {
         if let Some(views) = views {
             views.close();
         }
+    }
+
+    /// Whether this process is out though the job goes on, or may: the others went on without it ([`Error::Evicted`]), or
+    /// it gave up waiting for a registry that it cannot reach. Then [`rejoin`](Self::rejoin) is possible.
+    pub fn can_rejoin(&self) -> bool {
+        self.shared.lock().can_rejoin
+    }
+
+    /// Joins the job again after [`can_rejoin`](Self::can_rejoin), in the same process, as a newcomer with a slot of its
+    /// own. Waits for a view, as [`join`] does; [`sync`](Self::sync) comes next, with this process among those that
+    /// lack the state.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when this process is still a member; why it is out, when the job is over for it. As
+    /// [`join`].
+    pub fn rejoin(self) -> Result<Self> {
+        {
+            let ledger = self.shared.lock();
+            let stop = ledger
+                .stop
+                .clone()
+                .unwrap_or_else(|| Error::invalid("rejoin: this process is a member, and nothing says that it is out"));
+            if !ledger.can_rejoin {
+                return Err(stop);
+            }
+        }
+        let go_on = std::mem::take(&mut *self.go_on.lock().unwrap_or_else(PoisonError::into_inner));
+        let (settings, keep) = (self.settings.clone(), self.keep);
+        // Its connections and its memory are given back before the new member takes its own.
+        drop(self);
+        let again = Self::join_while(&settings, go_on)?;
+        Ok(again.with_keep(keep))
     }
 
     /// Ends this member as a process that dies does: without a word, to the registry or to the others.

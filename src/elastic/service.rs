@@ -200,6 +200,11 @@ impl Service {
                     connections.into_iter().for_each(|id| self.server.send(id, frame.clone()));
                 }
                 Action::Close { connection } => self.server.close(connection, false),
+                Action::LookAtHost { connection } => {
+                    if let Some(unanswered) = self.server.unanswered(connection) {
+                        self.registry.handle_host(Instant::now(), connection, unanswered);
+                    }
+                }
                 Action::Persist { number, state } => {
                     if let Some(file) = &self.state_file
                         && let Err(error) = write_state(file, &state)

@@ -254,12 +254,13 @@ impl Elastic {
                     return self.finish(first, view, number, wanted, stuck);
                 }
                 Ok(_) => {}
-                Err(error) if self.is_lost(&view, &error) => {}
+                // A lost rank is reported to the registry by the engine.
+                Err(Error::ViewChanged { .. }) => {}
                 Err(error) => {
                     let mut ledger = self.shared.lock();
                     ledger.held = None;
                     // A member that is out finds its connections closed; why it is out says more.
-                    return Err(ledger.stop.clone().unwrap_or(error));
+                    return Err(ledger.stop.clone().unwrap_or_else(|| ledger.explained(error, Instant::now())));
                 }
             }
             // The view is over, or about to be. The verdict comes with the next.
@@ -337,21 +338,5 @@ impl Elastic {
         let joined = ledger.is_sync_due();
         let held_up = stuck.map_or(Duration::ZERO, |since| since.elapsed());
         StepOutcome { step: number, generation, contributors, joined, view_changed, left: false, held_up }
-    }
-
-    /// Whether an error says that the view is over, or will be: then the registry has the next word. A lost rank is
-    /// reported to it.
-    fn is_lost(&self, view: &Installed, error: &Error) -> bool {
-        match error {
-            Error::ViewChanged { .. } => true,
-            Error::PeerFailed { rank, detail, .. } => {
-                if let Some(&slot) = view.slots.get(*rank) {
-                    let (generation, detail) = (view.generation, detail.clone());
-                    self.control.send(Command::Suspect { generation, slot, detail });
-                }
-                true
-            }
-            _ => false,
-        }
     }
 }

@@ -91,6 +91,15 @@ impl Channel {
         Error::PeerFailed { rank: name, operation: operation.to_string().into(), detail }
     }
 
+    /// The world rank of the member that errors call so.
+    pub fn member_named(&self, name: usize) -> Option<usize> {
+        let rank = match self.names {
+            Some(names) => names.iter().position(|known| *known == name)?,
+            None => name,
+        };
+        self.members.get(rank).copied()
+    }
+
     /// The rank in this communicator of a world rank.
     pub fn rank_of(&self, world_rank: usize) -> Option<usize> {
         self.members.iter().position(|&member| member == world_rank)

@@ -123,10 +123,11 @@ impl Core {
     }
 
     /// Adds a communicator. What peers said of it before is heard now.
-    pub fn add_channel(&mut self, id: CommunicatorId, channel: Channel) -> Result<()> {
+    pub fn add_channel(&mut self, id: CommunicatorId, mut channel: Channel) -> Result<()> {
         if self.channels.contains_key(&id) {
             return Err(Error::internal(format_args!("two communicators with the id {:#x}", id.0)));
         }
+        channel.over = self.is_over(id);
         self.channels.insert(id, channel);
         let (mine, others) = std::mem::take(&mut self.unknown).into_iter().partition(|(_, said)| {
             let (Unknown::Early(tag, _) | Unknown::Abort(tag, _)) = said;
@@ -154,17 +155,16 @@ impl Core {
     /// As [`Operation::new`].
     pub unsafe fn submit(&mut self, mut work: Work, completion: &Arc<Completion>, now: Instant) {
         let mut tag = work.tag;
-        if self.closed {
-            let what = Arc::from(work.signature.to_string());
-            return completion.finish(Err(Error::Closed { what }), work.keep.take());
+        // Why its view is over says more than that the connections are closed for it.
+        let over = self.channels.get(&tag.communicator).and_then(|channel| channel.over.clone());
+        let what = || Error::Closed { what: work.signature.to_string().into() };
+        if let Some(cause) = over.or_else(|| self.closed.then(what)) {
+            return completion.finish(Err(cause), work.keep.take());
         }
         let Some(channel) = self.channels.get_mut(&tag.communicator) else {
             let error = Error::internal("an operation on a communicator that the engine does not know");
             return completion.finish(Err(error), work.keep.take());
         };
-        if let Some(cause) = &channel.over {
-            return completion.finish(Err(cause.clone()), work.keep.take());
-        }
         let mut early = Vec::new();
         if tag.communicator.is_point_to_point() {
             // Numbered by the caller; two threads may come out of order.
@@ -182,7 +182,7 @@ impl Core {
         if let Some(cause) = refusal {
             // Known from now on, so that the others' echo of it is no news.
             channel.abort(tag.sequence, &cause);
-            completion.finish(Err(cause.clone()), work.keep.take());
+            completion.finish(Err(self.seen(tag.communicator, cause.clone())), work.keep.take());
             return self.tell_abort(tag, &cause);
         }
         // SAFETY: the caller's promise.
@@ -502,7 +502,7 @@ impl Core {
         if let Some(channel) = self.channels.get_mut(&tag.communicator) {
             channel.abort(tag.sequence, &cause);
         }
-        self.end(slot, Err(cause.clone()));
+        self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
         if tell {
             self.tell_abort(tag, &cause);
         }

@@ -171,7 +171,7 @@ impl Engine {
     }
 
     /// The next view of an elastic world: slots below `size` may be peers, those in `gone` are not, and the links to
-    /// `broken` are to be made anew. Returns every slot of which that is so.
+    /// `broken` are to be made anew. Returns every slot of which that is so. Calls in earlier views fail with `cause`.
     ///
     /// # Errors
     ///
@@ -182,16 +182,24 @@ impl Engine {
         size: usize,
         gone: &[usize],
         broken: &[usize],
+        cause: &Error,
         config: EngineConfig,
     ) -> Result<Vec<usize>> {
         let mut state = self.shared.lock();
-        let again = state.core.install(generation, size, gone, broken);
+        let again = state.core.install(generation, size, gone, broken, cause);
         state.config = config;
+        self.shared.after_change(&mut state);
         drop(state);
+        self.shared.sleeper.kick();
         if size > 1 {
             self.start_progress()?;
         }
         Ok(again)
+    }
+
+    /// Whether operations are in flight.
+    pub fn is_busy(&self) -> bool {
+        self.shared.lock().core.active > 0
     }
 
     /// How many messages of views that were over have been dropped.

@@ -32,10 +32,12 @@ pub(super) enum Bug {
     AppliesWhatItHolds,
     /// Members have no time to come back to a registry that starts again.
     NoRestartGrace,
+    /// A registry that was stopped takes the time for one in which it listened.
+    CountsPauses,
 }
 
 impl Bug {
-    pub(super) const ALL: [Bug; 12] = [
+    pub(super) const ALL: [Bug; 13] = [
         Bug::VerdictByLeast,
         Bug::StaleReports,
         Bug::GoesOnAfterReport,
@@ -48,5 +50,6 @@ impl Bug {
         Bug::BoundaryUnknown,
         Bug::AppliesWhatItHolds,
         Bug::NoRestartGrace,
+        Bug::CountsPauses,
     ];
 }

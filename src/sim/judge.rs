@@ -58,6 +58,7 @@ impl World {
             match action {
                 Action::Tell { connections, message } => self.registry_tells(connections, message),
                 Action::Close { connection } => self.close_at_registry(connection as usize),
+                Action::LookAtHost { connection } => self.looks_at_host(connection),
                 Action::Persist { number, mut state } => {
                     self.passes(Point::Persists, None);
                     if self.bug == Bug::VerdictByLeast
@@ -114,6 +115,19 @@ impl World {
                 self.schedule_at(at, Event::ToMember(connection, message.clone()));
             }
             self.schedule_at(at, Event::ToMember(connection, message.clone()));
+        }
+    }
+
+    /// What the kernel knows of the host at the other end of a connection.
+    fn looks_at_host(&mut self, connection: u64) {
+        let Some(end) = self.connections.get(connection as usize) else { return };
+        let vanished = self.processes[end.process].vanished_at.map(|at| self.now - at);
+        let silent = vanished.into_iter().chain(self.barriers.silent_for(self.now, end.process)).max();
+        if let Some(silent) = silent {
+            let now = self.instant();
+            if let Some(registry) = &mut self.judge.registry {
+                registry.handle_host(now, connection, Duration::from_micros(silent));
+            }
         }
     }
 
@@ -292,9 +306,23 @@ impl World {
 
     pub(super) fn registry_continues(&mut self) {
         self.judge.paused_until = None;
+        if self.bug == Bug::CountsPauses {
+            self.passes_unheard();
+        }
         let inbox = std::mem::take(&mut self.judge.inbox);
         for event in inbox {
             self.schedule(0, event);
+        }
+    }
+
+    /// The registry's time passes up to now, and nothing is heard.
+    fn passes_unheard(&mut self) {
+        let now = self.instant();
+        let due = |registry: &Registry| {
+            registry.deadline().filter(|deadline| deadline.has_passed(now)).map(|deadline| now - deadline.overdue(now))
+        };
+        while let Some(at) = self.judge.registry.as_ref().and_then(due) {
+            self.with_registry(|registry, _| registry.handle_timeout(at));
         }
     }
 

@@ -251,7 +251,7 @@ impl Large {
                     let disk = 2 * MILLI + state.encode().len() as Time / 1024 * DISK_PER_KILOBYTE;
                     self.schedule(self.now + disk, Event::Persisted(number));
                 }
-                registry::Action::Close { .. } | registry::Action::Event(_) => {}
+                registry::Action::Close { .. } | registry::Action::LookAtHost { .. } | registry::Action::Event(_) => {}
             }
         }
     }

@@ -15,6 +15,13 @@
 //! - when the faults have stopped, all that live are in the same view and steps count again, or all have ended, and
 //!   know why, within a stated time.
 //!
+//! Messages are delayed, held back while their ends cannot reach each other, lost with the connection that carried them,
+//! and doubled. They are not put into another order within a connection, nor lost out of its middle: connections are
+//! ordered, and what is not proven to come from a peer is not read. Across connections there is no order, and there it
+//! arises: each process has its own delays, and one that comes back says again, over a new connection, what may
+//! still be on its way over the old one, or has been heard. Members and the registry die, stop and continue, and begin
+//! again, alone and together, at random moments and at the numbered points of the protocol (`plan::Point`).
+//!
 //! `PHALANX_TEST_SEED=n cargo test --lib sim::` runs one seed and prints what happened. `bugs` are known mistakes, made on
 //! purpose between the machines and the model; a test wants each of them caught.
 

@@ -47,6 +47,7 @@ impl Connection {
 pub(super) struct Partition {
     /// Whether a process is on the far side, by its number. Later ones are not.
     pub(super) is_far: Vec<bool>,
+    pub(super) since: Time,
     pub(super) until: Time,
     /// Whether the far side cannot reach the other members.
     pub(super) cuts_links: bool,
@@ -98,6 +99,14 @@ impl Barriers {
             })
             .map(|(_, _, until)| *until);
         partitions.chain(bad_links).filter(|until| *until > now).max()
+    }
+
+    /// For how long a process and the registry have not been able to reach each other, if they cannot now.
+    pub(super) fn silent_for(&self, now: Time, process: usize) -> Option<Time> {
+        let cuts = |partition: &&Partition| {
+            partition.cuts_registry && partition.until > now && partition.is_far(End::Process(process))
+        };
+        self.partitions.iter().filter(cuts).map(|partition| now - partition.since).max()
     }
 
     /// Whether anything cuts anybody off now.

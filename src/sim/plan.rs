@@ -169,8 +169,9 @@ fn size(random: &mut Random) -> usize {
 fn fault(random: &mut Random) -> Fault {
     let long = random.between(10 * MILLI, 12 * SECOND);
     match random.below(100) {
-        0..=21 => Fault::Crash,
-        22..=27 => Fault::Vanish,
+        0..=19 => Fault::Crash,
+        20..=25 => Fault::Vanish,
+        26..=27 => Fault::PauseRegistry(long),
         28..=35 => Fault::Pause(long),
         36..=42 => Fault::BreakControl,
         43..=48 => Fault::BreakLink,
@@ -179,7 +180,7 @@ fn fault(random: &mut Random) -> Fault {
         58..=60 => Fault::HideRegistry(long),
         61..=69 => Fault::CrashRegistry(random.between(MILLI, 5 * SECOND)),
         70..=71 => Fault::VanishRegistry(random.between(MILLI, 5 * SECOND)),
-        72..=73 => Fault::PauseRegistry(random.between(MILLI, 5 * SECOND)),
+        72..=73 => Fault::PauseRegistry(random.between(MILLI, SECOND)),
         74..=85 => Fault::Spawn,
         86..=89 => Fault::SpawnAndCrash(random.between(MILLI, 2 * SECOND)),
         90..=94 => Fault::Leave,

@@ -30,8 +30,8 @@ pub(super) struct Process {
     /// Whether it was asked to go.
     pub(super) is_leaving: bool,
     pub(super) has_said_goodbye: bool,
-    /// Whether its host is gone with it.
-    pub(super) has_vanished: bool,
+    /// When its host went with it.
+    pub(super) vanished_at: Option<Time>,
 }
 
 impl World {
@@ -63,7 +63,7 @@ impl World {
             is_touched: false,
             is_leaving: false,
             has_said_goodbye: false,
-            has_vanished: false,
+            vanished_at: None,
         });
         self.by_token.insert(token, number);
         self.trace(|| format!("process {number} comes"));
@@ -99,7 +99,7 @@ impl World {
                 Action::Install(installation) => self.install(number, &installation),
                 Action::Wanted => self.processes[number].engine.is_wanted = true,
                 Action::Stop(stop) => self.stops(number, stop),
-                Action::Waiting { .. } | Action::Away { .. } | Action::Back => {}
+                Action::Waiting { .. } | Action::Stuck { .. } | Action::Away { .. } | Action::Back => {}
             }
         }
         if !self.processes[number].is_alive {
@@ -200,7 +200,12 @@ impl World {
 
     pub(super) fn member_wakes(&mut self, number: usize) {
         self.processes[number].wake = None;
-        self.with_member(number, |member, now| member.handle_timeout(now));
+        let engine = &self.processes[number].engine;
+        let (progress, is_waiting) = (engine.counted, engine.stage().is_some());
+        self.with_member(number, |member, now| {
+            member.handle_progress(now, progress, is_waiting);
+            member.handle_timeout(now);
+        });
     }
 
     /// A connection breaks between its ends: both learn it, and what is on its way is lost.
@@ -239,7 +244,7 @@ impl World {
             return;
         }
         process.is_alive = false;
-        process.has_vanished = has_vanished;
+        process.vanished_at = has_vanished.then_some(self.now);
         process.paused_until = None;
         process.inbox.clear();
         let has_drained = process.has_said_goodbye;

@@ -291,7 +291,7 @@ impl World {
     pub(super) fn schedule_loss(&mut self, number: usize, other: usize, generation: u64) {
         let peer = &self.processes[other];
         let limit = self.limit();
-        let delay = match (peer.is_alive, peer.has_vanished) {
+        let delay = match (peer.is_alive, peer.vanished_at.is_some()) {
             (false, true) => self.random.between(limit / 2, limit + limit / 2),
             (false, false) if !self.plan.has_sockets && !peer.has_said_goodbye => return,
             _ => self.delay(),

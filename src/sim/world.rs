@@ -397,7 +397,8 @@ impl World {
                 }
                 self.trace(|| format!("cut off: {:?}", (0..is_far.len()).filter(|at| is_far[*at]).collect::<Vec<_>>()));
                 let cuts_links = matches!(fault, Fault::Partition(_));
-                let partition = Partition { is_far, until: self.now + length, cuts_links, cuts_registry: true };
+                let partition =
+                    Partition { is_far, since: self.now, until: self.now + length, cuts_links, cuts_registry: true };
                 self.cut(partition);
             }
             Fault::CrashRegistry(length) => self.registry_dies(false, length),

@@ -67,6 +67,26 @@ pub fn take_error(fd: impl AsFd) -> io::Result<()> {
     sockopt::socket_error(fd)?.map_err(io::Error::from)
 }
 
+/// For how long the other host has answered nothing at all, if it owes an acknowledgement of something that was sent.
+/// None when it owes none, or the kernel does not say. A stopped process's host still answers.
+pub fn unanswered(fd: impl AsFd) -> Option<Duration> {
+    // SAFETY: all zeros is a valid value: every field is a number.
+    let mut info: libc::tcp_info = unsafe { MaybeUninit::zeroed().assume_init() };
+    let mut bytes = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `bytes` bytes to `info`, which has as many and is alive during the call.
+    let status = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut bytes,
+        )
+    };
+    let millis = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
+    (status == 0 && info.tcpi_unacked > 0).then(|| Duration::from_millis(millis.into()))
+}
+
 fn tcp_socket(address: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

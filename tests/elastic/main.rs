@@ -2,5 +2,8 @@
 //! own, around a real registry.
 
 mod churn;
+mod groups;
+mod rejoin;
 mod steps;
+mod strangers;
 mod support;

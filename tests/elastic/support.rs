@@ -28,6 +28,10 @@ impl Job {
         Self { registry, events: Mutex::new(events), key }
     }
 
+    pub fn key(&self) -> JobKey {
+        self.key.clone()
+    }
+
     pub fn settings(&self, wish: Option<usize>) -> Settings {
         let mut settings = Settings::default();
         settings.registry = Some(self.registry.address().into());

@@ -80,14 +80,19 @@ fn train(elastic: &phalanx::elastic::Elastic, state: &mut Counter, done: &Path) 
         if ASKED.load(Ordering::Relaxed) {
             elastic.request_leave();
         }
+        let hang = done.with_file_name("hang");
+        if elastic.slot() == 1 && hang.exists() {
+            // A pipe: this waits until somebody writes.
+            std::fs::read(hang).expect("a pipe");
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 /// An elastic job that runs, with the folder for what it is told.
-struct Job {
-    launcher: Started,
-    folder: tempfile::TempDir,
+pub struct Job {
+    pub launcher: Started,
+    pub folder: tempfile::TempDir,
     /// Of each slot, with how many others it trains, and its process.
     workers: std::collections::BTreeMap<usize, (usize, Pid)>,
     /// What was read while waiting.
@@ -101,7 +106,7 @@ fn worker() -> Vec<String> {
 }
 
 impl Job {
-    fn new(options: &[&str]) -> Self {
+    pub fn new(options: &[&str]) -> Self {
         Self::in_folder(tempfile::tempdir().expect("a folder"), options)
     }
 
@@ -111,7 +116,7 @@ impl Job {
     }
 
     /// Waits until workers with exactly these slots train with each other.
-    fn wait_for(&mut self, slots: &[usize]) {
+    pub fn wait_for(&mut self, slots: &[usize]) {
         let all = |workers: &std::collections::BTreeMap<usize, (usize, Pid)>| {
             slots.iter().all(|slot| workers.get(slot).is_some_and(|(with, _)| *with == slots.len()))
         };
@@ -130,11 +135,11 @@ impl Job {
         }
     }
 
-    fn pid(&self, slot: usize) -> Pid {
+    pub fn pid(&self, slot: usize) -> Pid {
         self.workers[&slot].1
     }
 
-    fn signal(&self, slot: usize, signal: Signal) {
+    pub fn signal(&self, slot: usize, signal: Signal) {
         rustix::process::kill_process(self.pid(slot), signal).expect("it lives");
     }
 
@@ -152,7 +157,13 @@ impl Job {
         Ended { stdout: [self.read.as_bytes(), &end.stdout].concat(), ..end }
     }
 
-    fn assert_fine(self) -> Ended {
+    /// Where operators of this user find its registry.
+    pub fn registry(&self) -> String {
+        let user = rustix::process::geteuid().as_raw();
+        format!("unix:@phalanx-registry-{user}-{}", self.launcher.child.id())
+    }
+
+    pub fn assert_fine(self) -> Ended {
         let end = self.finish();
         assert_eq!(end.code(), Some(0), "{}\n{}", end.text(), end.stderr);
         end
@@ -168,7 +179,7 @@ fn start(folder: &Path, options: &[&str]) -> Started {
 }
 
 /// Runs another command of the program to its end.
-fn phalanx(arguments: &[&str], environment: &[(&str, &str)]) -> Ended {
+pub fn phalanx(arguments: &[&str], environment: &[(&str, &str)]) -> Ended {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
     command.args(arguments).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -327,8 +338,7 @@ fn an_operator_sees_the_members_and_takes_one_out() {
     let mut job = Job::new(&["-np", "3", "--min-np", "1"]);
     job.wait_for(&[0, 1, 2]);
     // Other tests run other jobs.
-    let registry =
-        format!("unix:@phalanx-registry-{}-{}", rustix::process::geteuid().as_raw(), job.launcher.child.id());
+    let registry = job.registry();
     let status = |options: &[&str]| {
         let end = phalanx(&[&["status", "--registry", &registry], options].concat(), &[]);
         assert_eq!(end.code(), Some(0), "{}", end.stderr);

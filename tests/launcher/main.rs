@@ -8,6 +8,7 @@ mod orphans;
 mod output;
 mod plan;
 mod signals;
+mod silence;
 mod support;
 mod terminal;
 mod world;

@@ -56,7 +56,7 @@ elif ! packages iproute2 iputils-ping; then
 elif ! { ip netns add phxprobe && ip netns delete phxprobe; } 2>/dev/null; then
     skip 'hosts' 'this kernel or container gives no network namespaces'
 elif binary; then
-    export phalanx hello
+    export root phalanx hello
     export -f across_hosts meet pull_a_cable hierarchy
     if step 'hosts: four, 1 Gbit/s each' tests/hosts.sh up 4 1gbit; then
         step 'hosts: one address for all' bash -c meet
@@ -64,6 +64,11 @@ elif binary; then
             --bytes 8,64K,4M --iters 5
         step 'hosts: hierarchical, two ranks each' bash -c hierarchy
         step 'hosts: a cable is pulled' bash -c pull_a_cable
+        step 'hosts: elastic, a host is cut off' bash tests/parts/partition.sh lost 1
+        step 'hosts: elastic, at the shortest limit' bash tests/parts/partition.sh lost 0.2
+        step 'hosts: elastic, a lost rank is replaced' bash tests/parts/partition.sh replaced
+        step 'hosts: elastic, two and two' bash tests/parts/partition.sh halves
+        step 'hosts: elastic, too few are left' bash tests/parts/partition.sh few
         tests/hosts.sh down
     fi
 fi

@@ -38,7 +38,11 @@ pub struct ElasticOptions {
     /// After how long a rank whose host does not answer is out; 200ms at least [default: 5].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     heartbeat: Option<Duration>,
-    /// After how long a rank that is stopped or hangs, though its host answers, is out [default: never].
+    /// After how long a rank is named that is stopped, or whose work does not advance while others wait for it
+    /// [default: 60].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    name_silent: Option<Duration>,
+    /// After how long a rank that is stopped, though its host answers, is out [default: never].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     evict_silent: Option<Duration>,
     /// Do not replace ranks that fail.
@@ -54,7 +58,7 @@ pub struct ElasticOptions {
     #[arg(
         long,
         value_name = "ADDRESS",
-        conflicts_with_all = ["reset_limit", "elastic_timeout", "heartbeat", "evict_silent"],
+        conflicts_with_all = ["reset_limit", "elastic_timeout", "heartbeat", "name_silent", "evict_silent"],
     )]
     registry: Option<String>,
 }
@@ -75,6 +79,7 @@ impl ElasticOptions {
             reset_limit: self.reset_limit,
             elastic_timeout: self.elastic_timeout.unwrap_or(default.elastic_timeout),
             heartbeat: self.heartbeat.unwrap_or(default.heartbeat),
+            name_silent: self.name_silent.unwrap_or(default.name_silent),
             evict_silent: self.evict_silent,
             respawn: !self.no_respawn,
             leave_grace: self.leave_grace.unwrap_or(default.leave_grace),
@@ -84,6 +89,7 @@ impl ElasticOptions {
         let is_given = elasticity != default
             || self.elastic_timeout.is_some()
             || self.heartbeat.is_some()
+            || self.name_silent.is_some()
             || self.leave_grace.is_some();
         is_given.then_some(elasticity)
     }

@@ -83,7 +83,7 @@ impl Core {
         // Dropping the endpoint first gives the memory of everything posted on it back.
         self.peers[peer] = Peer::Gone(detail.clone());
         if let Some(judged) = &self.judged {
-            (judged.on_lost)(peer, detail.clone());
+            (judged.on_lost)(judged.generation, peer, detail.clone());
         } else if tell {
             let notice = frame(&Notice::PeerFailed { rank: peer, detail: detail.to_string() }, self.rank);
             for other in 0..self.peers.len() {

@@ -8,10 +8,11 @@
 use std::sync::Arc;
 
 use super::{Core, Peer, Unknown};
-use crate::types::{Error, Generation};
+use crate::types::{CommunicatorId, Error, Generation};
 
-/// Hears of lost links. Called under the engine's lock: it must neither block nor call the engine.
-pub type OnLost = Box<dyn Fn(usize, Arc<str>) + Send>;
+/// Hears of lost links, with the view in which each was lost. Called under the engine's lock: it must neither block nor
+/// call the engine.
+pub type OnLost = Box<dyn Fn(Generation, usize, Arc<str>) + Send>;
 
 /// What an elastic world's engine knows more.
 pub(super) struct Judged {
@@ -19,6 +20,8 @@ pub(super) struct Judged {
     pub generation: Generation,
     /// Hears of lost links.
     pub on_lost: OnLost,
+    /// Why the last view that is over ended, and whether that is the present one: the next has not come.
+    ended: Option<(Error, bool)>,
     /// Messages for views that were over, dropped.
     pub stale: u64,
 }
@@ -26,12 +29,15 @@ pub(super) struct Judged {
 impl Core {
     /// From here on the world is an elastic one, in its view `generation`.
     pub fn judge(&mut self, generation: Generation, on_lost: OnLost) {
-        self.judged = Some(Judged { generation, on_lost, stale: 0 });
+        self.judged = Some(Judged { generation, on_lost, ended: None, stale: 0 });
     }
 
     /// Gives up everything in flight, without a word to the others: they are suspended too. Calls fail with `cause`
     /// until they are made in a later view.
     pub fn suspend(&mut self, cause: &Error) {
+        if let Some(judged) = &mut self.judged {
+            judged.ended = Some((cause.clone(), true));
+        }
         for channel in self.channels.values_mut() {
             channel.over.get_or_insert_with(|| cause.clone());
         }
@@ -41,12 +47,35 @@ impl Core {
     }
 
     /// The next view begins: peers are the slots below `size`, of which `gone` are out. The links to `broken` are lost
-    /// as one side sees it, though both stay. Returns all such slots, which can be dialled again.
-    pub fn install(&mut self, generation: Generation, size: usize, gone: &[usize], broken: &[usize]) -> Vec<usize> {
+    /// as one side sees it, though both stay. Returns all such slots, which can be dialled again. Calls on communicators
+    /// of earlier views fail with `cause`, whether or not there was a suspension in between.
+    pub fn install(
+        &mut self,
+        generation: Generation,
+        size: usize,
+        gone: &[usize],
+        broken: &[usize],
+        cause: &Error,
+    ) -> Vec<usize> {
         let Some(judged) = &mut self.judged else {
             return Vec::new();
         };
         judged.generation = generation;
+        judged.ended = Some((cause.clone(), false));
+        for (id, channel) in &mut self.channels {
+            if id.generations_ahead(generation) < 0 {
+                channel.over.get_or_insert_with(|| cause.clone());
+            }
+        }
+        for slot in 0..self.slots.len() {
+            let operation = self.slots[slot].operation.as_ref();
+            if operation.is_some_and(|operation| operation.tag.communicator.generations_ahead(generation) < 0) {
+                self.fail(slot, cause.clone(), false);
+            }
+        }
+        let Some(judged) = &mut self.judged else {
+            return Vec::new();
+        };
         let before = self.unknown.len();
         self.unknown.retain(|(_, said)| {
             let (Unknown::Early(tag, _) | Unknown::Abort(tag, _)) = said;
@@ -69,8 +98,27 @@ impl Core {
         again
     }
 
+    /// Why nothing can be done in a communicator that is only now made, if its view is over.
+    pub(super) fn is_over(&self, communicator: CommunicatorId) -> Option<Error> {
+        let judged = self.judged.as_ref()?;
+        let (cause, is_present) = judged.ended.as_ref()?;
+        let ahead = communicator.generations_ahead(judged.generation);
+        (ahead < 0 || (ahead == 0 && *is_present)).then(|| cause.clone())
+    }
+
+    /// An operation's failure as whoever made the call is to see it. A lost peer is the end of an elastic world's view:
+    /// the registry hears of it, and has the next word.
+    pub(super) fn seen(&self, communicator: CommunicatorId, cause: Error) -> Error {
+        let (Some(judged), Error::PeerFailed { rank, detail, .. }) = (&self.judged, &cause) else { return cause };
+        let slot = self.channels.get(&communicator).and_then(|channel| channel.member_named(*rank));
+        if let Some(slot) = slot.filter(|slot| *slot != self.rank) {
+            (judged.on_lost)(judged.generation, slot, detail.clone());
+        }
+        Error::ViewChanged { generation: judged.generation, cause: cause.to_string().into() }
+    }
+
     /// Whether a communicator is of a view that is over here. What comes for it is dropped.
-    pub(super) fn is_stale(&mut self, communicator: crate::types::CommunicatorId) -> bool {
+    pub(super) fn is_stale(&mut self, communicator: CommunicatorId) -> bool {
         match &mut self.judged {
             Some(judged) if communicator.generations_ahead(judged.generation) < 0 => {
                 judged.stale += 1;

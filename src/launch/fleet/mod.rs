@@ -48,6 +48,8 @@ pub struct Elasticity {
     pub elastic_timeout: Duration,
     /// After how long a host that does not answer is out.
     pub heartbeat: Duration,
+    /// After how long a member is named that is stopped, hangs or is slow.
+    pub name_silent: Duration,
     /// After how long a member that gives no sign of life is out though its host answers. None: never.
     pub evict_silent: Option<Duration>,
     /// Whether workers that fail are replaced.
@@ -71,6 +73,7 @@ impl Default for Elasticity {
             reset_limit: None,
             elastic_timeout: Duration::from_secs(600),
             heartbeat: Duration::from_secs(5),
+            name_silent: Duration::from_secs(60),
             evict_silent: None,
             respawn: true,
             // Longer than a training step, shorter than the notice that preemptible machines get.
@@ -127,6 +130,7 @@ impl Elasticity {
             start_timeout: self.elastic_timeout,
             elastic_timeout: self.elastic_timeout,
             silent_limit: self.evict_silent,
+            name_after: self.name_silent,
             reset_limit: self.reset_limit,
             ..RegistryConfig::new(np).with_heartbeat_limit(self.heartbeat)
         }
@@ -138,6 +142,12 @@ impl Elasticity {
             return Err(Error::invalid(format!(
                 "--heartbeat {:?} is too short: below 200 ms a busy machine looks like one that is gone",
                 self.heartbeat
+            )));
+        }
+        if self.name_silent < self.heartbeat {
+            return Err(Error::invalid(format!(
+                "--name-silent {:?} is shorter than --heartbeat {:?}, within which a sign of life is due",
+                self.name_silent, self.heartbeat
             )));
         }
         if let Some(limit) = self.evict_silent.filter(|limit| *limit < self.heartbeat) {
@@ -188,6 +198,7 @@ mod tests {
         let usual = Elasticity::default();
         assert_eq!(usual.check(), Ok(()));
         assert!(wrong(Elasticity { heartbeat: Duration::from_millis(199), ..usual.clone() }).contains("200 ms"));
+        assert!(wrong(Elasticity { name_silent: seconds(4), ..usual.clone() }).contains("--name-silent 4s"));
         assert!(wrong(Elasticity { evict_silent: Some(seconds(4)), ..usual.clone() }).contains("--evict-silent 4s"));
         let cooldown = Some(Cooldown { least: seconds(3), most: seconds(2) });
         assert!(wrong(Elasticity { cooldown, ..usual }).contains("MIN <= MAX"));

@@ -20,6 +20,9 @@ pub struct MemberConfig {
     pub first_retry: Duration,
     /// The longest time between two attempts. A second: no registry is hurt by that, even by thousands.
     pub last_retry: Duration,
+    /// How long one that was stopped itself when it was about to give up tries to reach the registry. Five seconds: an
+    /// attempt, a pause and another attempt.
+    pub last_excuse: Duration,
     /// How long a goodbye waits to be heard.
     pub leave_timeout: Duration,
 }
@@ -34,6 +37,7 @@ impl MemberConfig {
             patience: Duration::from_secs(600),
             first_retry: Duration::from_millis(10),
             last_retry: Duration::from_secs(1),
+            last_excuse: Duration::from_secs(5),
             leave_timeout: Duration::from_secs(2),
         }
     }

@@ -126,6 +126,7 @@ impl Member {
         self.frozen = None;
         self.is_suspending = false;
         self.needs_since = None;
+        self.stalled_since = None;
         self.actions.push_back(Action::Install(Box::new(Installation {
             generation,
             slot,

@@ -52,10 +52,6 @@ impl Link {
         self.away
     }
 
-    pub(super) fn is_away_since(&mut self, now: Instant) {
-        self.away = Some(now);
-    }
-
     pub(super) fn away(&self, now: Instant) -> Duration {
         self.away.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
@@ -141,6 +137,8 @@ impl Member {
     pub(super) fn is_welcome(&mut self) {
         self.link.attempts = 0;
         self.link.unanswered = 0;
+        self.is_stuck_told = false;
+        self.excused_until = None;
         if self.link.away.take().is_some() && self.view.is_some() {
             self.actions.push_back(Action::Back);
         }

@@ -63,6 +63,16 @@ pub enum Action {
         /// How long the registry is going to wait for more.
         remaining: Duration,
     },
+    /// It cannot go on without the registry's word, and the registry has been away for longer than the heartbeat limit.
+    /// Said once for each time that it is away.
+    Stuck {
+        /// For how long the registry has been away.
+        away: Duration,
+        /// What it waits for, in words.
+        detail: String,
+        /// How much longer it is going to wait.
+        remaining: Duration,
+    },
     /// The registry is away. The work goes on.
     Away {
         /// How that was noticed.
@@ -175,6 +185,7 @@ pub struct Member {
     link: Link,
     slot: Option<Slot>,
     interval: Duration,
+    heartbeat_limit: Duration,
     elastic_timeout: Duration,
     view: Option<install::Current>,
     /// It was told to stop, and the engine has not said that it did.
@@ -185,6 +196,12 @@ pub struct Member {
     suspects: BTreeMap<Slot, String>,
     /// Since when it has not been able to go on without a word of the registry.
     needs_since: Option<Instant>,
+    /// Since when operations have been in flight and none has been begun: what they wait for may never come.
+    stalled_since: Option<Instant>,
+    /// Whether it was said that it is stuck.
+    is_stuck_told: bool,
+    /// It was stopped itself when it was about to give up: it has until then to reach the registry.
+    excused_until: Option<Deadline>,
     leaving: Option<Leaving>,
     number: u64,
     progress: u64,
@@ -201,12 +218,16 @@ impl Member {
             link: Link::new(now),
             slot: None,
             interval: Duration::from_secs(1),
+            heartbeat_limit: Duration::from_secs(5),
             elastic_timeout: config.patience,
             view: None,
             is_suspending: false,
             frozen: None,
             suspects: BTreeMap::new(),
             needs_since: None,
+            stalled_since: None,
+            is_stuck_told: false,
+            excused_until: None,
             leaving: None,
             number: 0,
             progress: 0,
@@ -250,7 +271,8 @@ impl Member {
             return;
         }
         match message {
-            FromRegistry::Welcome { slot, heartbeat_interval, elastic_timeout, .. } => {
+            FromRegistry::Welcome { slot, heartbeat_interval, heartbeat_limit, elastic_timeout } => {
+                self.heartbeat_limit = heartbeat_limit;
                 self.interval = heartbeat_interval.max(Duration::from_millis(1));
                 self.elastic_timeout = elastic_timeout;
                 if self.view.is_none() {
@@ -282,9 +304,15 @@ impl Member {
         }
     }
 
-    /// How many operations this process has finished.
-    pub fn handle_progress(&mut self, progress: u64) {
-        self.progress = progress;
+    /// How many operations this process has begun, and whether some of them are in flight. To be called before
+    /// [`handle_timeout`](Self::handle_timeout).
+    pub fn handle_progress(&mut self, now: Instant, progress: u64, is_waiting: bool) {
+        if std::mem::replace(&mut self.progress, progress) != progress || !is_waiting {
+            self.stalled_since = None;
+        }
+        if is_waiting {
+            self.stalled_since.get_or_insert(now);
+        }
     }
 
     /// The engine has stopped, as [`Action::Suspend`] asked: it has passed `counted` commits, and `holds` says whether
@@ -367,7 +395,7 @@ impl Member {
         }
         let leave = self.leaving.as_ref().map(|leaving| leaving.until);
         let admission = self.view.is_none().then(|| Deadline::after(self.began, self.config.patience));
-        [leave, admission, self.beat, self.link.retry(), self.cut_off()].into_iter().flatten().min()
+        [leave, admission, self.beat, self.link.retry(), self.stuck(), self.cut_off()].into_iter().flatten().min()
     }
 
     /// Time passed.
@@ -384,13 +412,19 @@ impl Member {
             let (was_welcome, detail) = (self.slot.is_some(), self.link.detail().to_string());
             return self.stop(Stop::NotAdmitted { waited, was_welcome, detail });
         }
-        if self.cut_off().is_some_and(|at| at.overdue(now) >= self.interval) {
-            // It was stopped itself: the registry may have been back for long.
-            self.link.is_away_since(now);
+        if self.excused_until.is_none() && self.cut_off().is_some_and(|at| at.overdue(now) >= self.interval) {
+            // It was stopped itself, or dialled for long: the registry may be back.
+            self.excused_until = Some(Deadline::after(now, self.config.last_excuse));
         }
         if is_over(self.cut_off()) {
             let away = self.link.away(now);
             return self.stop(Stop::CutOff { away, detail: self.need() });
+        }
+        if is_over(self.stuck()) {
+            self.is_stuck_told = true;
+            let remaining = self.cut_off().map_or(Duration::ZERO, |at| at.remaining(now));
+            let (away, detail) = (self.link.away(now), self.need());
+            self.actions.push_back(Action::Stuck { away, detail, remaining });
         }
         if is_over(self.link.retry()) {
             self.dial();
@@ -400,17 +434,31 @@ impl Member {
         }
     }
 
-    /// When it gives up waiting for a registry that is away, if it needs its word.
+    /// Since when it has not been able to go on, and the registry has been away.
+    fn stuck_since(&self) -> Option<Instant> {
+        let stands = self.needs_since.into_iter().chain(self.stalled_since).min()?;
+        Some(self.link.away_since()?.max(stands))
+    }
+
+    /// When it says that it waits for a registry that is away.
+    fn stuck(&self) -> Option<Deadline> {
+        let since = self.stuck_since().filter(|_| self.view.is_some() && !self.is_stuck_told)?;
+        Some(Deadline::after(since, self.heartbeat_limit))
+    }
+
+    /// When it gives up waiting for a registry that is away, if it cannot go on without its word.
     fn cut_off(&self) -> Option<Deadline> {
-        let since = self.link.away_since()?.max(self.needs_since?);
-        Some(Deadline::after(since, self.elastic_timeout))
+        let at = Deadline::after(self.stuck_since()?, self.elastic_timeout);
+        Some(self.excused_until.map_or(at, |excused| at.max(excused)))
     }
 
     /// What it needs the registry for, in words.
     fn need(&self) -> String {
         let lost = self.suspects.iter().map(|(slot, detail)| format!("the link to slot {slot} is lost ({detail})"));
         let frozen = (self.frozen.is_some() || self.is_suspending).then(|| "the next view is to come".to_string());
-        lost.chain(frozen).collect::<Vec<_>>().join(", ")
+        let stalled = (self.needs_since.is_none() && self.stalled_since.is_some())
+            .then(|| "its operations do not advance, as of ranks that are cut off".to_string());
+        lost.chain(frozen).chain(stalled).collect::<Vec<_>>().join(", ")
     }
 
     fn send(&mut self, message: ToRegistry) {

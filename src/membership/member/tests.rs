@@ -262,6 +262,36 @@ fn without_a_registry_the_work_goes_on_until_its_word_is_needed() {
 }
 
 #[test]
+fn operations_that_do_not_advance_need_the_registry_s_word() {
+    let (now, mut member) = running();
+    let at = |second: u32| now + second * SECOND;
+    member.handle_progress(at(0), 7, true);
+    member.handle_disconnected(at(0), "no route");
+    actions(&mut member);
+    // The work goes on for a while; then an operation waits, and nobody knows for whom.
+    for second in 1..=70 {
+        member.handle_progress(at(second), 7 + u64::from(second.min(10)), true);
+        member.handle_timeout(at(second));
+        member.handle_disconnected(at(second), "no route");
+        let stuck = actions(&mut member).into_iter().find(|action| matches!(action, Action::Stuck { .. }));
+        let detail = "its operations do not advance, as of ranks that are cut off".to_string();
+        let expected = Action::Stuck { away: 14 * SECOND, detail, remaining: 56 * SECOND };
+        assert_eq!(stuck, (second == 14).then_some(expected), "after {second} s");
+        assert_eq!(member.is_over(), second == 70);
+    }
+    // One that computes by itself needs nobody.
+    let (now, mut member) = running();
+    member.handle_disconnected(now, "no route");
+    for second in 1..=200 {
+        let at = now + second * SECOND;
+        member.handle_progress(at, 7, false);
+        member.handle_timeout(at);
+        member.handle_disconnected(at, "no route");
+    }
+    assert!(!member.is_over());
+}
+
+#[test]
 fn one_that_was_stopped_itself_tries_to_reach_the_registry_before_it_gives_up() {
     let (now, mut member) = running();
     member.handle_disconnected(now, "reset");
@@ -273,6 +303,16 @@ fn one_that_was_stopped_itself_tries_to_reach_the_registry_before_it_gives_up() 
     member.handle_message(later, welcome(2));
     member.handle_timeout(later + 100 * SECOND);
     assert!(!member.is_over());
+    // And not for ever.
+    let (now, mut member) = running();
+    member.handle_disconnected(now, "reset");
+    member.handle_link_lost(now, 1, "reset");
+    for second in 100..105 {
+        member.handle_timeout(now + second * SECOND);
+        assert!(!member.is_over());
+    }
+    member.handle_timeout(now + 107 * SECOND);
+    assert!(matches!(stopped(&mut member), Stop::CutOff { .. }));
 }
 
 #[test]
@@ -295,7 +335,7 @@ fn one_that_is_not_let_in_in_time_says_what_it_knows() {
 #[test]
 fn it_gives_signs_of_life_when_they_are_due_and_when_it_is_asked() {
     let (now, mut member) = running();
-    member.handle_progress(17);
+    member.handle_progress(now, 17, false);
     assert_eq!(member.deadline().map(|at| at.remaining(now)), Some(SECOND));
     member.handle_timeout(now + SECOND);
     member.handle_message(now + SECOND, FromRegistry::Probe);

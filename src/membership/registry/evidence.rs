@@ -24,7 +24,6 @@ impl Registry {
     pub(super) fn hear(&mut self, now: Instant, slot: Slot) {
         if let Some(entry) = self.slots.get_mut(slot) {
             entry.heard = now;
-            entry.asked = None;
         }
     }
 
@@ -35,18 +34,6 @@ impl Registry {
             entry.advanced = now;
             entry.is_named = false;
         }
-    }
-
-    /// The registry itself has been late: it was stopped, or its machine was. What members said meanwhile has not been
-    /// heard yet, so their silence proves nothing.
-    pub(super) fn excuse(&mut self, now: Instant) {
-        for slot in self.slots.iter().map(|(slot, _)| slot).collect::<Vec<_>>() {
-            self.hear(now, slot);
-        }
-        let soon = Deadline::after(now, self.config.heartbeat_interval());
-        self.timers.put_off(now, soon, |timer| {
-            matches!(timer, Timer::Silence(_) | Timer::Away(_) | Timer::Exit(_) | Timer::Link(..) | Timer::Overdue)
-        });
     }
 
     /// Begins to watch for silence.
@@ -72,11 +59,10 @@ impl Registry {
             let detail = format!("no sign of life for {:.1} s though its host answers", quiet.as_secs_f64());
             return self.lose(slot, Why::Silent, &detail);
         }
-        // Its host's answer, or the lack of one, tells a stopped process from a host that is gone.
+        let connection = entry.connection;
         let asking = (quiet / 2).clamp(interval, LONGEST_ASKING.max(interval));
-        entry.asked = Some(now);
         let mut next = asking;
-        for time in [Some(name_after), limit].into_iter().flatten() {
+        for time in [Some(name_after), limit, Some(self.config.heartbeat_limit)].into_iter().flatten() {
             if quiet < time {
                 next = next.min(time - quiet);
             }
@@ -84,12 +70,31 @@ impl Registry {
         let is_to_name = quiet >= name_after && !entry.is_named;
         entry.is_named |= is_to_name;
         self.timers.set(Timer::Silence(slot), Deadline::after(now, next));
+        // Its host's answer, or the lack of one, tells a stopped process from a host that is gone. What it has not
+        // answered by now is an earlier question.
+        if quiet >= self.config.heartbeat_limit {
+            self.actions.extend(connection.map(|connection| Action::LookAtHost { connection }));
+        }
         self.tell_slot(slot, FromRegistry::Probe);
         if is_to_name {
             let detail =
                 format!("no sign of life for {:.0} s though its host answers: it may be stopped", quiet.as_secs_f64());
             self.note(Event::Named { slot, detail });
         }
+    }
+
+    /// The host at the other end of a connection has not answered for so long.
+    pub(super) fn hear_host(&mut self, now: Instant, slot: Slot, unanswered: Duration) {
+        let limit = self.config.heartbeat_limit;
+        let Some(entry) = self.slots.get(slot) else { return };
+        if now.saturating_duration_since(entry.heard) < limit {
+            return;
+        }
+        if unanswered >= limit {
+            let detail = format!("no answer from it for {:.1} s", unanswered.as_secs_f64());
+            return self.lose(slot, Why::Unreachable, &detail);
+        }
+        self.timers.set_if_earlier(Timer::Silence(slot), Deadline::after(now, limit - unanswered));
     }
 
     /// A member said goodbye.

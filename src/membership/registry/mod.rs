@@ -23,11 +23,16 @@
 //! Connections are numbers that the shell chooses and does not use twice. Each has its messages in order; nothing is
 //! assumed about the order across connections, and any connection may break at any time: whoever comes back says again
 //! what still holds, and hears again what it may have missed.
+//!
+//! Silence is counted only while the registry itself listens (`lateness`). The shell's part in that: it comes back by
+//! [`deadline`](Registry::deadline), and hands over all that has arrived before it calls
+//! [`handle_timeout`](Registry::handle_timeout) again.
 
 mod change;
 mod config;
 mod evidence;
 mod first;
+mod lateness;
 mod links;
 mod persistence;
 mod registration;
@@ -67,6 +72,13 @@ pub enum Action {
     },
     /// Close a connection once all it was told has been written, or after a while.
     Close {
+        /// Which.
+        connection: Connection,
+    },
+    /// Find out whether the host at the other end of a connection owes an answer to something that was sent to it, and
+    /// if so, call [`Registry::handle_host`] with the time since it last answered anything. The kernel knows. Nothing
+    /// is to be done where it does not.
+    LookAtHost {
         /// Which.
         connection: Connection,
     },
@@ -303,6 +315,7 @@ impl Registry {
 
     /// A message came over a connection.
     pub fn handle_message(&mut self, now: Instant, connection: Connection, message: ToRegistry) {
+        self.turn(now);
         match message {
             ToRegistry::Register(register) => self.register(now, connection, register),
             ToRegistry::StatusRequest => {
@@ -340,6 +353,7 @@ impl Registry {
 
     /// A connection ended.
     pub fn handle_closed(&mut self, now: Instant, connection: Connection, how: Broken, detail: &str) {
+        self.turn(now);
         if let Some(slot) = self.slots.of_connection(connection) {
             self.slots.unbind(slot);
             if self.outcome.is_none() {
@@ -349,8 +363,18 @@ impl Registry {
         self.advance(now);
     }
 
+    /// A host owes an answer, as [`Action::LookAtHost`] asked: it last gave one so long ago.
+    pub fn handle_host(&mut self, now: Instant, connection: Connection, unanswered: Duration) {
+        self.turn(now);
+        if let Some(slot) = self.slots.of_connection(connection).filter(|_| self.outcome.is_none()) {
+            self.hear_host(now, slot, unanswered);
+        }
+        self.advance(now);
+    }
+
     /// The launcher saw a process end. Returns the slot it had, if it had one.
     pub fn handle_exit(&mut self, now: Instant, who: &Who, how: &str) -> Option<Slot> {
+        self.turn(now);
         let slot = match who {
             Who::Slot(slot) => self.slots.get(*slot).map(|_| *slot),
             Who::Token(token) => self.slots.of_token(token),
@@ -390,6 +414,7 @@ impl Registry {
 
     /// The state with this number, and with it all before, is durable.
     pub fn handle_persisted(&mut self, now: Instant, number: u64) {
+        self.turn(now);
         self.persisted = self.persisted.max(number);
         if self.publication.as_ref().is_some_and(|publication| publication.number <= number) {
             self.install(now);
@@ -402,9 +427,7 @@ impl Registry {
 
     /// Time passed.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.timers.next().is_some_and(|next| next.overdue(now) >= self.config.heartbeat_interval()) {
-            self.excuse(now);
-        }
+        self.turn(now);
         while let Some(timer) = self.timers.pop_due(now) {
             match timer {
                 Timer::Start => self.start_is_over(now),

@@ -70,7 +70,6 @@ impl Registry {
         }
         entry.away = None;
         entry.heard = now;
-        entry.asked = None;
         entry.process = Arc::new(register.process.clone());
         self.timers.clear(Timer::Away(slot));
         if let Some(before) = self.slots.bind(slot, connection) {

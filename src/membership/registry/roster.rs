@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Connection;
 use crate::wire::registry::{ProcessRecord, Report, Slot, Token, Why};
@@ -48,8 +48,6 @@ pub(super) struct Entry {
     pub(super) report: Option<Report>,
     /// When it last gave a sign of life.
     pub(super) heard: Instant,
-    /// When it was last asked for one.
-    pub(super) asked: Option<Instant>,
     pub(super) progress: u64,
     /// When `progress` last grew.
     pub(super) advanced: Instant,
@@ -70,7 +68,6 @@ impl Entry {
             joined: None,
             report: None,
             heard: now,
-            asked: None,
             progress: 0,
             advanced: now,
             is_named: false,
@@ -142,6 +139,14 @@ impl Slots {
 
     pub(super) fn member_count(&self) -> usize {
         self.members
+    }
+
+    /// Nobody listened for the last `length`: what was not heard then was not unsaid.
+    pub(super) fn forgive(&mut self, now: Instant, length: Duration) {
+        for entry in self.entries.values_mut() {
+            entry.heard = (entry.heard + length).min(now);
+            entry.advanced = (entry.advanced + length).min(now);
+        }
     }
 
     pub(super) fn set_standing(&mut self, slot: Slot, standing: Standing) {

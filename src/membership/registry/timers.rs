@@ -1,7 +1,7 @@
 //! Every deadline of the registry, in one table.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::types::Deadline;
 use crate::wire::registry::Slot;
@@ -71,12 +71,10 @@ impl Timers {
         Some(timer)
     }
 
-    /// Has the timers that are due and that `which` chooses fire at `at` instead.
-    pub(super) fn put_off(&mut self, now: Instant, at: Deadline, which: impl Fn(Timer) -> bool) {
-        let due = self.queue.iter().take_while(|(set, _)| set.has_passed(now)).map(|(_, timer)| *timer);
-        for timer in due.filter(|timer| which(*timer)).collect::<Vec<_>>() {
-            self.set(timer, at);
-        }
+    /// The timers that are due, and for how long.
+    pub(super) fn due(&self, now: Instant) -> Vec<(Timer, Duration)> {
+        let due = self.queue.iter().take_while(|(at, _)| at.has_passed(now));
+        due.map(|(at, timer)| (*timer, at.overdue(now))).collect()
     }
 
     pub(super) fn clear_all(&mut self) {
@@ -87,7 +85,6 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn timers_fire_in_order_once_and_at_their_last_setting() {

@@ -120,6 +120,66 @@ fn a_registry_that_was_stopped_itself_blames_nobody() {
 }
 
 #[test]
+fn silence_is_counted_only_while_the_registry_listens() {
+    let mut bench = Bench::steady(RegistryConfig { silent_limit: Some(8 * SECOND), ..RegistryConfig::new(2) });
+    let second = |bench: &mut Bench| {
+        bench.say(0, beat(0));
+        bench.pass(SECOND);
+    };
+    (0..6).for_each(|_| second(&mut bench));
+    // Nobody has heard anything of slot 1 for 6 s; then nobody listens for 100 s.
+    bench.stop(100 * SECOND);
+    assert_eq!(bench.lost(), []);
+    second(&mut bench);
+    assert_eq!(bench.lost(), []);
+    second(&mut bench);
+    assert_eq!(bench.lost(), [(1, Why::Silent)], "6 s and 2 s");
+}
+
+#[test]
+fn a_registry_that_is_a_little_late_gives_those_who_come_back_their_moment() {
+    // Much less than a sign of life's interval, much more than the grace of a closed connection.
+    let mut bench = Bench::steady(RegistryConfig::new(2));
+    bench.close(1, Broken::Closed);
+    bench.stop(Duration::from_millis(100));
+    bench.pass(Duration::from_millis(29));
+    assert_eq!(bench.lost(), []);
+    bench.say(11, register(1, None, Some(Resume { slot: 1, generation: Generation(1) })));
+    bench.pass(SECOND);
+    assert_eq!(bench.lost(), []);
+    bench.close(11, Broken::Closed);
+    bench.stop(Duration::from_millis(100));
+    bench.pass(Duration::from_millis(30));
+    assert_eq!(bench.lost(), [(1, Why::Closed)], "it does not come");
+}
+
+#[test]
+fn a_host_that_owes_an_answer_is_out_at_the_limit_and_a_stopped_process_is_not() {
+    let mut bench = Bench::steady(RegistryConfig::new(3));
+    bench.say(1, beat(0));
+    // Slot 1's host vanishes; slot 2's process is stopped, and its host answers the first question.
+    bench.unanswered.insert(1, bench.now);
+    for second in 0..5 {
+        assert_eq!(bench.lost(), [], "after {second} s");
+        bench.say(0, beat(0));
+        bench.pass(SECOND);
+    }
+    assert_eq!(bench.lost(), [(1, Why::Unreachable)]);
+    bench.say(0, report(1, "0"));
+    // And then that host vanishes, too.
+    bench.pass(SECOND);
+    bench.unanswered.insert(2, bench.now);
+    let limit = bench.now + 5 * SECOND;
+    while bench.lost().len() == 1 {
+        assert!(bench.now <= limit);
+        bench.say(0, beat(0));
+        bench.pass(Duration::from_millis(100));
+    }
+    assert!(bench.now >= limit, "not before the limit");
+    assert_eq!(bench.lost()[1..], [(2, Why::Unreachable)]);
+}
+
+#[test]
 fn a_slow_member_is_named_and_stays() {
     let mut bench = Bench::steady(RegistryConfig::new(3));
     for second in 0..90 {

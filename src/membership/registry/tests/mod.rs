@@ -21,6 +21,8 @@ struct Bench {
     closed: Vec<Connection>,
     events: Vec<Event>,
     state: Option<State>,
+    /// Since when hosts have owed an answer, by connection.
+    unanswered: BTreeMap<Connection, Instant>,
     /// Whether states stay on their way to the disk.
     is_disk_slow: bool,
 }
@@ -61,6 +63,7 @@ impl Bench {
             closed: vec![],
             events: vec![],
             state: None,
+            unanswered: BTreeMap::new(),
             is_disk_slow: false,
         };
         bench.drain();
@@ -91,6 +94,13 @@ impl Bench {
         self.drain();
     }
 
+    /// The registry does not run for so long.
+    fn stop(&mut self, length: Duration) {
+        self.now += length;
+        self.registry.handle_timeout(self.now);
+        self.drain();
+    }
+
     /// Lets time pass, timer by timer.
     fn pass(&mut self, length: Duration) {
         let end = self.now + length;
@@ -115,6 +125,11 @@ impl Bench {
                     self.state = Some(state);
                     if !self.is_disk_slow {
                         self.registry.handle_persisted(self.now, number);
+                    }
+                }
+                Action::LookAtHost { connection } => {
+                    if let Some(unanswered) = self.unanswered.get(&connection) {
+                        self.registry.handle_host(self.now, connection, self.now - *unanswered);
                     }
                 }
                 Action::Event(event) => self.events.push(event),
