@@ -35,6 +35,10 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 /// How long a peer of another generation is given to hear of the change, or this one.
 const GENERATION_PAUSE: Duration = Duration::from_millis(5);
 
+/// How long a peer is tried in an elastic job when the network says that there is no way to its host. A network that was
+/// cut, and is whole again, says so for some seconds more.
+const WAYLESS_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long after `Busy` the peer's own attempt is given before ours is repeated.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -464,6 +468,26 @@ impl Driver {
                         detail: format!("{trouble}; its process has ended").into(),
                     },
                 );
+            }
+            (
+                _,
+                Some(
+                    io::ErrorKind::HostUnreachable
+                    | io::ErrorKind::NetworkUnreachable
+                    | io::ErrorKind::NetworkDown
+                    | io::ErrorKind::TimedOut,
+                ),
+            ) if self.config.elastic => {
+                let is_new = peer.wanted.is_none_or(|(since, _)| now - since < WAYLESS_PATIENCE);
+                if is_new {
+                    peer.next_address = 0;
+                    peer.state = State::Pausing { until: now + peer.pause };
+                    peer.pause = (2 * peer.pause).min(LAST_PAUSE);
+                } else {
+                    // Whether that is the end of one of the two is for the registry to say.
+                    let (operation, detail) = ("connecting".into(), trouble.into());
+                    self.fail(rank, Error::PeerFailed { rank, operation, detail });
+                }
             }
             _ => {
                 let what = format!("rank {rank} cannot be reached: {trouble}");
