@@ -14,11 +14,12 @@ use crate::bootstrap::control::{Link, wait};
 use crate::comm::{Members, Settings as CommSettings, Views};
 use crate::membership::member::{Action, Installation, Member, Outcome, Stop};
 use crate::schedule::cost::{CostModel, LinkModel};
+use crate::sys::points::{Point, reach};
 use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenAddresses, Listeners};
 use crate::types::{Deadline, Error, Generation, Result};
 use crate::wire::handshake::JobKey;
-use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME};
+use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME, ToRegistry};
 
 /// How long one attempt to reach the registry may take. An address that does not answer is tried again.
 const DIAL_LIMIT: Duration = Duration::from_secs(2);
@@ -158,7 +159,16 @@ impl Driver {
         let ended = link.write().and_then(|()| link.read(&mut frames));
         for frame in frames {
             match FromRegistry::decode(&frame) {
-                Ok(message) => self.member.handle_message(Instant::now(), message),
+                Ok(message) => {
+                    match &message {
+                        FromRegistry::Welcome { .. } => reach(Point::Welcome),
+                        FromRegistry::View(_) => reach(Point::View),
+                        FromRegistry::Prepare { .. } => reach(Point::Prepare),
+                        FromRegistry::Wanted { .. } => reach(Point::Wanted),
+                        _ => {}
+                    }
+                    self.member.handle_message(Instant::now(), message);
+                }
                 Err(error) => {
                     self.link = None;
                     self.member.handle_disconnected(Instant::now(), &error.to_string());
@@ -184,13 +194,7 @@ impl Driver {
                         let _ = link.write();
                     }
                 }
-                Action::Send(message) => {
-                    if let Some(link) = &mut self.link {
-                        link.send(message.encode());
-                        // A broken link is found when it is read.
-                        let _ = link.write();
-                    }
-                }
+                Action::Send(message) => self.send(&message),
                 Action::Suspend { generation, gone } => self.suspend(generation, &gone),
                 Action::Install(installation) => self.install(*installation),
                 Action::Wanted => self.shared.lock().wanted = true,
@@ -204,7 +208,27 @@ impl Driver {
         }
     }
 
+    fn send(&mut self, message: &ToRegistry) {
+        match message {
+            ToRegistry::Suspect { .. } => reach(Point::Suspect),
+            ToRegistry::Leave { .. } => reach(Point::Leave),
+            _ => {}
+        }
+        if let Some(link) = &mut self.link {
+            link.send(message.encode());
+            // A broken link is found when it is read.
+            let _ = link.write();
+        }
+        match message {
+            ToRegistry::Register(_) => reach(Point::Registered),
+            ToRegistry::Report(_) => reach(Point::Reported),
+            ToRegistry::Leave { .. } => reach(Point::Goodbye),
+            _ => {}
+        }
+    }
+
     fn connect(&mut self) {
+        reach(Point::Dial);
         let deadline = Deadline::after(Instant::now(), DIAL_LIMIT);
         match Link::dial(&self.place, self.key.as_ref(), MAX_ANSWER_FRAME, deadline, SILENCE) {
             Ok((link, key)) => {
@@ -234,6 +258,7 @@ impl Driver {
         if let Some(views) = self.lock_views().as_ref() {
             views.suspend(&Error::ViewChanged { generation, cause });
         }
+        reach(Point::GivenUp);
         // Nothing passes a commit from here on, so that what is said stays true.
         let ledger = self.shared.lock();
         let (counted, holds, at_boundary) = (ledger.counted, ledger.held.is_some(), ledger.at_boundary);
@@ -284,11 +309,13 @@ impl Driver {
             Some(views) => views.install(next)?,
             None => return Err(Error::internal("no engine to install a view in")),
         };
+        reach(Point::Installing);
         let cause = describe(gone, joined, *outcome);
         tracing::info!(generation = generation.0, size = slots.len(), %cause, "a view begins");
         let view = Installed { generation: *generation, slots, communicator, cause, joined: Generation(0) };
         self.shared.lock().install(view, *outcome, installation.counted, !joined.is_empty(), Instant::now());
         self.shared.notify();
+        reach(Point::Installed);
         Ok(())
     }
 

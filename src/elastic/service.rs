@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::Bind;
 use crate::bootstrap::control::{End, Incoming, LinkServer, new_wake};
 use crate::membership::registry::{Action, Broken, Event, Outcome, Registry, RegistryConfig, State, Who};
+use crate::sys::points::{self, Point, reach};
 use crate::types::{Error, Result};
 use crate::wire::handshake::JobKey;
 use crate::wire::registry::{FromRegistry, MAX_REQUEST_FRAME, ToRegistry, Whom};
@@ -51,6 +52,7 @@ impl RegistryService {
         state_file: Option<PathBuf>,
         on_event: OnEvent,
     ) -> Result<Self> {
+        points::arm_from_environment()?;
         let failed = |error: std::io::Error| {
             Error::environment(format!("the registry cannot start: {error}"), "see the limits of this process")
         };
@@ -197,16 +199,34 @@ impl Service {
             match action {
                 Action::Tell { connections, message } => {
                     let frame: Arc<[u8]> = FromRegistry::encode(&message).into();
-                    connections.into_iter().for_each(|id| self.server.send(id, frame.clone()));
+                    let (is_view, is_prepare) =
+                        (matches!(message, FromRegistry::View(_)), matches!(message, FromRegistry::Prepare { .. }));
+                    if is_prepare {
+                        reach(Point::Evidence);
+                    }
+                    for (at, id) in connections.iter().enumerate() {
+                        // Where there is but one, it has not been told.
+                        if at == connections.len() / 2 && is_view {
+                            reach(Point::HalfTold);
+                        } else if at == connections.len() / 2 && is_prepare {
+                            reach(Point::HalfPrepared);
+                        }
+                        self.server.send(*id, frame.clone());
+                    }
+                    if is_view {
+                        reach(Point::Told);
+                    }
                 }
                 Action::Close { connection } => self.server.close(connection, false),
                 Action::Persist { number, state } => {
+                    reach(Point::Reports);
                     if let Some(file) = &self.state_file
                         && let Err(error) = write_state(file, &state)
                     {
                         // Going on would break what the file promises; stopping would end a job that runs well.
                         tracing::error!(file = %file.display(), %error, "the registry's state cannot be written");
                     }
+                    reach(Point::Written);
                     self.registry.handle_persisted(Instant::now(), number);
                 }
                 Action::Event(event) => {
@@ -242,6 +262,7 @@ fn write_state(file: &Path, state: &State) -> std::io::Result<()> {
     let mut new = std::fs::File::create(&beside)?;
     new.write_all(&state.encode())?;
     new.sync_all()?;
+    reach(Point::Beside);
     std::fs::rename(&beside, file)?;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::File::open(folder)?.sync_all()

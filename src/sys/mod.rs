@@ -6,13 +6,14 @@
 //! travel over Unix sockets in the abstract namespace ([`unix`]), which have no file either. [`process`] tells how
 //! many processors this process may use and holds other processes by pidfd; [`network`] lists interfaces and [`socket`] has
 //! the calls of TCP;
-//! [`host`] says which members share a host.
+//! [`host`] says which members share a host; [`points`] is where tests have a process fail.
 
 mod epoll;
 pub mod futex;
 pub mod host;
 mod memory;
 pub mod network;
+pub mod points;
 pub mod process;
 pub mod socket;
 pub mod unix;
