@@ -124,10 +124,11 @@ impl Core {
     }
 
     /// Adds a communicator. What peers said of it before is heard now.
-    pub fn add_channel(&mut self, id: CommunicatorId, channel: Channel) -> Result<()> {
+    pub fn add_channel(&mut self, id: CommunicatorId, mut channel: Channel) -> Result<()> {
         if self.channels.contains_key(&id) {
             return Err(Error::internal(format_args!("two communicators with the id {:#x}", id.0)));
         }
+        channel.over = self.why_over(id);
         self.channels.insert(id, channel);
         let (mine, others) = std::mem::take(&mut self.unknown).into_iter().partition(|(_, said)| {
             let (Unknown::Early(tag, _) | Unknown::Abort(tag, _)) = said;

@@ -17,6 +17,8 @@ pub type OnLost = Box<dyn Fn(usize, Arc<str>) + Send>;
 pub(super) struct Judged {
     /// The view in which operations run.
     pub generation: Generation,
+    /// The last view that is over, and why nothing can be done in it any more.
+    pub over: Option<(Generation, Error)>,
     /// Hears of lost links.
     pub on_lost: OnLost,
     /// Messages for views that were over, dropped.
@@ -26,7 +28,7 @@ pub(super) struct Judged {
 impl Core {
     /// From here on the world is an elastic one, in its view `generation`.
     pub fn judge(&mut self, generation: Generation, on_lost: OnLost) {
-        self.judged = Some(Judged { generation, on_lost, stale: 0 });
+        self.judged = Some(Judged { generation, over: None, on_lost, stale: 0 });
     }
 
     /// Gives up everything in flight, without a word to the others: they are suspended too. Calls fail with `cause`
@@ -34,6 +36,12 @@ impl Core {
     pub fn suspend(&mut self, cause: &Error) {
         for channel in self.channels.values_mut() {
             channel.over.get_or_insert_with(|| cause.clone());
+        }
+        // What is made of the view's communicators from here on is over as well.
+        if let Some(judged) = &mut self.judged
+            && judged.over.as_ref().is_none_or(|(last, _)| *last < judged.generation)
+        {
+            judged.over = Some((judged.generation, cause.clone()));
         }
         for slot in 0..self.slots.len() {
             self.fail(slot, cause.clone(), false);
@@ -67,6 +75,12 @@ impl Core {
             }
         }
         again
+    }
+
+    /// Why nothing can be done in a communicator that is about to be made: its view is over.
+    pub(super) fn why_over(&self, communicator: crate::types::CommunicatorId) -> Option<Error> {
+        let (last, cause) = self.judged.as_ref()?.over.as_ref()?;
+        (communicator.generations_ahead(*last) <= 0).then(|| cause.clone())
     }
 
     /// Whether a communicator is of a view that is over here. What comes for it is dropped.
