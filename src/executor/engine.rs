@@ -497,7 +497,7 @@ mod tests {
     use super::*;
     use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
     use crate::transport::sleep::Sleeper;
-    use crate::types::{Algorithm, Collective, DataType, Generation, ReduceOp, Reduction, Signature, Tag};
+    use crate::types::{Algorithm, Collective, DataType, ReduceOp, Reduction, Signature, Tag};
 
     /// A peer that never answers.
     struct Silence;

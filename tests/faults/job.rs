@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -93,6 +93,9 @@ pub struct Job {
     /// By process number, those that have ended too.
     pub processes: BTreeMap<u32, Process>,
     pub oracle: Oracle,
+    /// The slot that is missed, and when each process said its first step without it.
+    pub missed: Option<usize>,
+    pub without: BTreeMap<u32, f64>,
     tell: Sender<Heard>,
     heard: Receiver<Heard>,
     /// What was done, for whoever looks at a failure.
@@ -154,6 +157,8 @@ impl Job {
             started: Vec::new(),
             processes: BTreeMap::new(),
             oracle: Oracle::default(),
+            missed: None,
+            without: BTreeMap::new(),
             tell,
             heard,
             story: Vec::new(),
@@ -282,7 +287,8 @@ impl Job {
     }
 
     /// A worker said this.
-    pub fn hear_told(&mut self, pid: u32, told: &Told) {
+    fn hear_told(&mut self, pid: u32, told: &Told) {
+        crate::crowd::note_first_without(self.missed, &mut self.without, pid, told);
         self.story.push(format!("{pid}: {}", serde_json::to_string(told).expect("plain data")));
         if let Some(process) = self.processes.get_mut(&pid) {
             match told {
@@ -338,7 +344,12 @@ impl Job {
     }
 
     /// The work is done: says so, and waits until nobody is left.
-    pub fn finish(mut self) -> Oracle {
+    pub fn finish(self) -> Oracle {
+        self.finish_with(|_| {})
+    }
+
+    /// As above; `look` sees how each process ended.
+    pub fn finish_with(mut self, look: impl FnOnce(&Self)) -> Oracle {
         self.say_done();
         self.until("all have ended", |job| job.processes.values().all(|process| process.status.is_some()));
         if let Err(what) = self.oracle.check_end() {
@@ -349,6 +360,7 @@ impl Job {
         if !left.is_empty() {
             self.fail(&format!("left behind: {left:#?}"));
         }
+        look(&self);
         std::mem::take(&mut self.oracle)
     }
 }
@@ -384,9 +396,4 @@ pub fn was_killed(status: ExitStatus) -> bool {
 pub fn unique() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// A path as text.
-pub fn text(path: &Path) -> String {
-    path.to_str().expect("a name").to_owned()
 }

@@ -3,11 +3,15 @@
 //! them says about every step.
 //!
 //! `worker` is what a rank does, `told` what it says, `oracle` holds it against what all others say, `job` starts and
-//! harms processes, `leftovers` looks for what they left behind. The rest are the tests.
+//! harms processes one by one, `launched` has the launcher start them, `leftovers` looks for what they left behind. The rest are the tests.
 
+mod churn;
+mod crowd;
 mod job;
+mod launched;
 mod leftovers;
 mod matrix;
 mod oracle;
+mod registry;
 mod told;
 mod worker;

@@ -148,6 +148,10 @@ impl Cell {
         let mut options = Options { max_np: np + 3, ..Options::new(np, transport) };
         options.evict_silent = (harm == Harm::Stop && victims != Victims::Registry).then_some(SILENT);
         options.environment = vec![(BALLAST, STATE.to_string())];
+        if cause == Cause::QuietFall {
+            // Each rank waits for each other one, so that all miss the one that falls.
+            options.environment.push(("PHALANX_ALGORITHM", "one_shot".into()));
+        }
         options.registry_point = (victims == Victims::Registry).then(|| plan.clone());
         let points: Vec<_> = ranks.iter().map(|&rank| (rank, plan.clone())).collect();
         let mut job = Job::start(options, &points);

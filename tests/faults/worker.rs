@@ -132,7 +132,11 @@ fn live(slot: &mut usize, done: &Path, ballast: usize, elements: usize) -> phala
         if ASKED.load(Ordering::Relaxed) {
             elastic.request_leave();
         }
-        let (is_over, joined) = step(&elastic, &mut training, done, elements)?;
+        let (is_over, joined) = match step(&elastic, &mut training, done, elements) {
+            // With too few ranks left the step was given up, on all alike, and newcomers are there.
+            Err(Error::ViewChanged { .. }) => (false, true),
+            outcome => outcome?,
+        };
         if joined {
             sync(&elastic, &mut training)?;
         }
