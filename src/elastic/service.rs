@@ -56,6 +56,10 @@ impl RegistryService {
         let failed = |error: std::io::Error| {
             Error::environment(format!("the registry cannot start: {error}"), "see the limits of this process")
         };
+        if let Some(file) = &state_file {
+            // What a registry left that died while it wrote.
+            let _ = std::fs::remove_file(beside(file));
+        }
         let now = Instant::now();
         let server = LinkServer::start(bind, key, MAX_REQUEST_FRAME, config.heartbeat_limit)?;
         let registry = match state_file.as_deref().map(read_state).transpose()?.flatten() {
@@ -255,10 +259,16 @@ fn read_state(file: &Path) -> Result<Option<State>> {
     }
 }
 
+/// Where a state is written that is to replace the one in `file`.
+fn beside(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
 /// Replaces the file as a whole, and waits until the disk has it.
 fn write_state(file: &Path, state: &State) -> std::io::Result<()> {
-    let mut beside = file.as_os_str().to_owned();
-    beside.push(".new");
+    let beside = beside(file);
     let mut new = std::fs::File::create(&beside)?;
     new.write_all(&state.encode())?;
     new.sync_all()?;

@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use crate::leftovers::Place;
 use crate::oracle::Oracle;
 use crate::told::{Told, parse};
-use crate::worker::DONE;
+use crate::worker::{DONE, EVICTED};
 
 /// A wait that takes longer has failed. Generous, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -98,6 +98,8 @@ pub struct Job {
     pub without: BTreeMap<u32, f64>,
     tell: Sender<Heard>,
     heard: Receiver<Heard>,
+    /// Whether the job may count as failed, because a rank fell that was done and had not said goodbye.
+    pub may_fail: bool,
     /// What was done, for whoever looks at a failure.
     pub story: Vec<String>,
 }
@@ -161,6 +163,7 @@ impl Job {
             without: BTreeMap::new(),
             tell,
             heard,
+            may_fail: false,
             story: Vec::new(),
         };
         let point = job.options.registry_point.take();
@@ -304,7 +307,7 @@ impl Job {
     }
 
     /// The test has failed.
-    pub fn fail(&mut self, what: &str) -> ! {
+    pub fn fail(&self, what: &str) -> ! {
         let lines = self.story.len().saturating_sub(150);
         panic!("{what}\n{}", self.story[lines..].join("\n"));
     }
@@ -354,6 +357,20 @@ impl Job {
         self.until("all have ended", |job| job.processes.values().all(|process| process.status.is_some()));
         if let Err(what) = self.oracle.check_end() {
             self.fail(&what);
+        }
+        for (pid, process) in &self.processes {
+            // Harmed ones were killed, or have learned that they are out. Anything else is an error, or a failed check.
+            let code = process.status.map_or(Some(0), |status| status.code());
+            let is_fine = match code {
+                Some(0 | EVICTED) => true,
+                Some(1) => self.may_fail && Some(*pid) == self.registry,
+                Some(_) => false,
+                None => process.status.is_some_and(was_killed),
+            };
+            if !is_fine {
+                let what = format!("process {pid} ended with {code:?}: {}", process.stderr);
+                self.fail(&what);
+            }
         }
         let _ = std::fs::remove_file(self.place.folder().join("done"));
         let left = self.place.leftovers();

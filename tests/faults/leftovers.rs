@@ -39,6 +39,14 @@ impl Place {
         vec![(MARK, self.mark.clone()), ("TMPDIR", path("tmp")), ("XDG_RUNTIME_DIR", path("run"))]
     }
 
+    /// The path of a fifo, which is made when it is first asked for.
+    pub fn fifo(&self) -> String {
+        let path = self.folder.path().join("fifo");
+        let kind = rustix::fs::FileType::Fifo;
+        let _ = rustix::fs::mknodat(rustix::fs::CWD, &path, kind, 0o600.into(), 0);
+        path.to_str().expect("a name").to_owned()
+    }
+
     /// The processes of this job that are there, zombies aside.
     pub fn processes(&self) -> Vec<u32> {
         let mark = format!("{MARK}={}\0", self.mark).into_bytes();
@@ -88,7 +96,7 @@ impl Place {
         {
             for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
                 let name = entry.file_name();
-                if name != "tmp" && name != "run" {
+                if name != "tmp" && name != "run" && name != "fifo" {
                     left.push(format!("file {}", entry.path().display()));
                 }
             }

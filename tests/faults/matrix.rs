@@ -4,8 +4,9 @@
 //! for them to get there: a job's start, its steps, another rank's fall, a newcomer, the end. In every cell each point is
 //! known to have been reached, those that are left agree on every step and make more, and nothing is left behind.
 //!
-//! `PHALANX_TEST_FAULTS=all` runs every cell over both transports (about half an hour); a word or two of a cell's name in
-//! `PHALANX_TEST_CELL` runs those cells alone.
+//! Without being told, some of the cells run. `PHALANX_TEST_FAULTS=shm` runs all of them over shared memory, `all` over both
+//! transports, in two minutes each; a part of a cell's name in `PHALANX_TEST_CELL`, such as `commit 5 kill`, runs those cells
+//! alone.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,11 +17,15 @@ use phalanx::TransportKind;
 use phalanx::sys::points::{Point, Side};
 use rustix::process::Signal;
 
-use crate::job::{Job, Options, was_killed};
+use crate::job::{Job, Options, PATIENCE, command, new_key, was_killed};
+use crate::leftovers::Place;
 use crate::worker::{BALLAST, EVICTED};
 
 /// After how long a stopped rank is out.
 const SILENT: f64 = 0.8;
+
+/// The rank that falls so that others come to their points.
+const BYSTANDER: usize = 3;
 
 /// How many jobs run at a time.
 const LANES: usize = 3;
@@ -44,7 +49,7 @@ enum Cause {
     Steps,
     /// Another rank is killed.
     Fall,
-    /// As before, while the registry stands still, so that ranks notice it by themselves.
+    /// As before, in the middle of a step, while the registry stands still: ranks notice it by themselves.
     QuietFall,
     /// A process is started that wants to join.
     Join,
@@ -98,9 +103,10 @@ fn ways(point: Point) -> Vec<(Cause, u64)> {
         Point::Loaded => vec![(Cause::Start, 1)],
         Point::Leave | Point::Goodbye => vec![(Cause::End, 1)],
         Point::Evidence | Point::HalfPrepared => vec![(Cause::Fall, 1)],
-        Point::Reports | Point::Beside | Point::Written | Point::HalfTold | Point::Told => {
-            vec![(Cause::Start, 1), (Cause::Fall, 2), (Cause::Join, 2)]
+        Point::Reports | Point::Beside | Point::Written => {
+            vec![(Cause::Start, 1), (Cause::Fall, 2), (Cause::Join, 2), (Cause::End, 2)]
         }
+        Point::HalfTold | Point::Told => vec![(Cause::Start, 1), (Cause::Fall, 2), (Cause::Join, 2)],
     }
 }
 
@@ -116,9 +122,9 @@ fn cells(transport: TransportKind) -> Vec<Cell> {
                 for &victims in whom {
                     let is_newcomer = victims == Victims::Newcomer;
                     // The first rank brings the state, and takes over nobody's. A newcomer is there after the change that
-                    // it asks for, and is started at any other time than the job's start alike.
+                    // it asks for; and where a rank is held in an early step it does not come in before.
                     if (point == Point::Loaded && matches!(victims, Victims::First | Victims::Two))
-                        || (is_newcomer && cause == Cause::Join)
+                        || (is_newcomer && matches!(cause, Cause::Join | Cause::QuietFall))
                     {
                         continue;
                     }
@@ -153,9 +159,15 @@ impl Cell {
             options.environment.push(("PHALANX_ALGORITHM", "one_shot".into()));
         }
         options.registry_point = (victims == Victims::Registry).then(|| plan.clone());
-        let points: Vec<_> = ranks.iter().map(|&rank| (rank, plan.clone())).collect();
-        let mut job = Job::start(options, &points);
+        let mut job = Job::without_workers(options);
+        job.may_fail = cause == Cause::End;
         job.note(format!("cell: {self}"));
+        // It has started one of the step's collectives, and does not start the others.
+        let hold = format!("started:11:tell={}", job.place.fifo());
+        for rank in 0..np {
+            let bystander = (cause == Cause::QuietFall && rank == BYSTANDER).then_some(&hold);
+            job.add(Some(rank), ranks.contains(&rank).then_some(&plan).or(bystander).map(String::as_str));
+        }
         let mut victims: Vec<u32> = match self.victims {
             Victims::Registry => job.registry.into_iter().collect(),
             _ => ranks.iter().map(|&rank| job.worker_of_rank(rank)).collect(),
@@ -170,10 +182,12 @@ impl Cell {
             let all: Vec<u32> = job.living();
             job.until_together(&all);
             if is_fall {
-                let bystander = job.worker_of_rank(3);
+                let bystander = job.worker_of_rank(BYSTANDER);
                 others.retain(|pid| *pid != bystander);
                 if cause == Cause::QuietFall {
+                    job.until("it is held", |job| job.processes[&bystander].is_at_point());
                     job.signal_registry(Signal::STOP);
+                    job.until_stopped(job.registry.expect("a registry"));
                 }
                 job.signal(bystander, Signal::KILL);
             } else {
@@ -210,9 +224,11 @@ impl Cell {
             }
             Harm::Reset => {}
         }
-        job.until_together(others);
-        job.until_all_go_on(others, 3);
-        job.expect_alive(others);
+        if self.cause != Cause::End {
+            job.until_together(others);
+            job.until_all_go_on(others, 3);
+            job.expect_alive(others);
+        }
     }
 
     /// Ranks have come to harm.
@@ -292,6 +308,19 @@ impl Job {
         self.processes[&pid].signal(signal);
     }
 
+    /// Waits until a process that was told to stands still.
+    fn until_stopped(&mut self, pid: u32) {
+        let until = Instant::now() + PATIENCE;
+        let path = format!("/proc/{pid}/stat");
+        // Nothing tells when that is: it is looked at again and again.
+        while !std::fs::read_to_string(&path).is_ok_and(|text| text.contains(") T ")) {
+            if Instant::now() >= until {
+                self.fail("it does not stop");
+            }
+            std::thread::yield_now();
+        }
+    }
+
     fn signal_registry(&mut self, signal: Signal) {
         self.signal(self.registry.expect("a registry"), signal);
     }
@@ -342,11 +371,6 @@ fn run(cells: Vec<Cell>) {
     assert!(failed.is_empty(), "{} of {count} cells failed:\n{}", failed.len(), failed.join("\n"));
 }
 
-/// Whether every cell is to run.
-fn is_all() -> bool {
-    std::env::var("PHALANX_TEST_FAULTS").is_ok_and(|text| text == "all")
-}
-
 fn chosen(transport: TransportKind, every: usize) -> Vec<Cell> {
     let words = std::env::var("PHALANX_TEST_CELL").unwrap_or_default();
     let all = cells(transport);
@@ -354,9 +378,9 @@ fn chosen(transport: TransportKind, every: usize) -> Vec<Cell> {
         let is_named = |cell: &Cell| format!(" {cell} ").contains(&words);
         return all.into_iter().filter(is_named).collect();
     }
-    if is_all() {
-        return all;
-    }
+    let asked = std::env::var("PHALANX_TEST_FAULTS").unwrap_or_default();
+    assert!(["", "shm", "all"].contains(&asked.as_str()), "PHALANX_TEST_FAULTS={asked}: shm or all is expected");
+    let every = if asked == "all" || asked == transport.name() { 1 } else { every };
     all.into_iter().enumerate().filter(|(at, _)| at % every == 0).map(|(_, cell)| cell).collect()
 }
 
@@ -371,8 +395,20 @@ fn every_point_is_in_the_matrix() {
 }
 
 #[test]
+fn a_point_that_does_not_exist_is_refused() {
+    let place = Place::new();
+    let mut command = command(env!("CARGO_BIN_EXE_phalanx"), &place);
+    command.args(["registry", "--listen", "127.0.0.1:0", "-np", "1"]);
+    command.env("PHALANX_KEY", new_key()).env("PHALANX_TEST_POINT", "nowhere:1:kill");
+    let output = command.output().expect("a registry that ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("PHALANX_TEST_POINT=nowhere:1:kill: there is no point \"nowhere\""), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn harm_at_every_point_over_shared_memory() {
-    run(chosen(TransportKind::Shm, 3));
+    run(chosen(TransportKind::Shm, 7));
 }
 
 #[test]
