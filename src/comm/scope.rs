@@ -127,7 +127,11 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     }
 
     /// Starts an [`allgather`](Communicator::allgather).
-    pub fn allgather<T: Element>(&'scope self, input: &'env [T], output: &'env mut [T]) -> Result<ScopedHandle<'scope>> {
+    pub fn allgather<T: Element>(
+        &'scope self,
+        input: &'env [T],
+        output: &'env mut [T],
+    ) -> Result<ScopedHandle<'scope>> {
         self.call(&Call::allgather(T::DATA_TYPE, input.len()), input, output)
     }
 

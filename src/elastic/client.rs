@@ -14,11 +14,12 @@ use crate::bootstrap::control::{Link, wait};
 use crate::comm::{Members, Settings as CommSettings, Views};
 use crate::membership::member::{Action, Installation, Member, Outcome, Stop};
 use crate::schedule::cost::{CostModel, LinkModel};
+use crate::sys::points::{Point, reach};
 use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenAddresses, Listeners};
 use crate::types::{Deadline, Error, Generation, Result};
 use crate::wire::handshake::JobKey;
-use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME};
+use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME, ToRegistry};
 
 /// How long one attempt to reach the registry may take. An address that does not answer is tried again.
 const DIAL_LIMIT: Duration = Duration::from_secs(2);
@@ -164,6 +165,13 @@ impl Driver {
                     if let (FromRegistry::Welcome { heartbeat_limit, .. }, Some(link)) = (&message, &self.link) {
                         link.set_silence(*heartbeat_limit);
                     }
+                    match &message {
+                        FromRegistry::Welcome { .. } => reach(Point::Welcome),
+                        FromRegistry::View(_) => reach(Point::View),
+                        FromRegistry::Prepare { .. } => reach(Point::Prepare),
+                        FromRegistry::Wanted { .. } => reach(Point::Wanted),
+                        _ => {}
+                    }
                     self.member.handle_message(Instant::now(), message);
                 }
                 Err(error) => {
@@ -191,13 +199,7 @@ impl Driver {
                         let _ = link.write();
                     }
                 }
-                Action::Send(message) => {
-                    if let Some(link) = &mut self.link {
-                        link.send(message.encode());
-                        // A broken link is found when it is read.
-                        let _ = link.write();
-                    }
-                }
+                Action::Send(message) => self.send(&message),
                 Action::Suspend { generation, gone } => self.suspend(generation, &gone),
                 Action::Install(installation) => self.install(*installation),
                 Action::Wanted => self.shared.lock().wanted = true,
@@ -220,7 +222,27 @@ impl Driver {
         }
     }
 
+    fn send(&mut self, message: &ToRegistry) {
+        match message {
+            ToRegistry::Suspect { .. } => reach(Point::Suspect),
+            ToRegistry::Leave { .. } => reach(Point::Leave),
+            _ => {}
+        }
+        if let Some(link) = &mut self.link {
+            link.send(message.encode());
+            // A broken link is found when it is read.
+            let _ = link.write();
+        }
+        match message {
+            ToRegistry::Register(_) => reach(Point::Registered),
+            ToRegistry::Report(_) => reach(Point::Reported),
+            ToRegistry::Leave { .. } => reach(Point::Goodbye),
+            _ => {}
+        }
+    }
+
     fn connect(&mut self) {
+        reach(Point::Dial);
         let deadline = Deadline::after(Instant::now(), DIAL_LIMIT);
         match Link::dial(&self.place, self.key.as_ref(), MAX_ANSWER_FRAME, deadline, SILENCE) {
             Ok((link, key)) => {
@@ -250,6 +272,7 @@ impl Driver {
         if let Some(views) = self.lock_views().as_ref() {
             views.suspend(&Error::ViewChanged { generation, cause });
         }
+        reach(Point::GivenUp);
         // Nothing passes a commit from here on, so that what is said stays true.
         let ledger = self.shared.lock();
         let (counted, holds, at_boundary) = (ledger.counted, ledger.held.is_some(), ledger.at_boundary);
@@ -302,10 +325,12 @@ impl Driver {
             Some(views) => views.install(next)?,
             None => return Err(Error::internal("no engine to install a view in")),
         };
+        reach(Point::Installing);
         tracing::info!(generation = generation.0, size = slots.len(), %cause, "a view begins");
         let view = Installed { generation, slots, communicator, cause, joined: Generation(0) };
         self.shared.lock().install(view, *outcome, installation.counted, !joined.is_empty(), Instant::now());
         self.shared.notify();
+        reach(Point::Installed);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use super::{Elastic, GoOn, Keep};
 use crate::bootstrap::{self, Introduction, Launch, Rendezvous, Settings, Variables};
 use crate::comm::policy;
 use crate::membership::member::{Member, MemberConfig};
+use crate::sys::points;
 use crate::transport::connect::TransportPolicy;
 use crate::transport::listen::{ListenConfig, Listeners};
 use crate::types::{Error, Generation, Result};
@@ -41,6 +42,7 @@ impl Elastic {
     }
 
     pub(super) fn join_while(settings: &Settings, go_on: Option<GoOn>) -> Result<Self> {
+        points::arm_from_environment()?;
         let Some(place) = settings.registry.clone() else {
             return Err(Error::environment(
                 "no registry is named, so that there is no elastic job to join",

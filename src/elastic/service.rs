@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::Bind;
 use crate::bootstrap::control::{End, Incoming, LinkServer, new_wake};
 use crate::membership::registry::{Action, Broken, Event, Outcome, Registry, RegistryConfig, State, Who};
+use crate::sys::points::{self, Point, reach};
 use crate::types::{Error, Result};
 use crate::wire::handshake::JobKey;
 use crate::wire::registry::{FromRegistry, MAX_REQUEST_FRAME, ToRegistry, Whom};
@@ -51,9 +52,14 @@ impl RegistryService {
         state_file: Option<PathBuf>,
         on_event: OnEvent,
     ) -> Result<Self> {
+        points::arm_from_environment()?;
         let failed = |error: std::io::Error| {
             Error::environment(format!("the registry cannot start: {error}"), "see the limits of this process")
         };
+        if let Some(file) = &state_file {
+            // What a registry left that died while it wrote.
+            let _ = std::fs::remove_file(beside(file));
+        }
         let now = Instant::now();
         let server = LinkServer::start(bind, key, MAX_REQUEST_FRAME, config.heartbeat_limit)?;
         let registry = match state_file.as_deref().map(read_state).transpose()?.flatten() {
@@ -197,7 +203,23 @@ impl Service {
             match action {
                 Action::Tell { connections, message } => {
                     let frame: Arc<[u8]> = FromRegistry::encode(&message).into();
-                    connections.into_iter().for_each(|id| self.server.send(id, frame.clone()));
+                    let (is_view, is_prepare) =
+                        (matches!(message, FromRegistry::View(_)), matches!(message, FromRegistry::Prepare { .. }));
+                    if is_prepare {
+                        reach(Point::Evidence);
+                    }
+                    for (at, id) in connections.iter().enumerate() {
+                        // Where there is but one, it has not been told.
+                        if at == connections.len() / 2 && is_view {
+                            reach(Point::HalfTold);
+                        } else if at == connections.len() / 2 && is_prepare {
+                            reach(Point::HalfPrepared);
+                        }
+                        self.server.send(*id, frame.clone());
+                    }
+                    if is_view {
+                        reach(Point::Told);
+                    }
                 }
                 Action::Close { connection } => self.server.close(connection, false),
                 Action::LookAtHost { connection } => {
@@ -206,12 +228,14 @@ impl Service {
                     }
                 }
                 Action::Persist { number, state } => {
+                    reach(Point::Reports);
                     if let Some(file) = &self.state_file
                         && let Err(error) = write_state(file, &state)
                     {
                         // Going on would break what the file promises; stopping would end a job that runs well.
                         tracing::error!(file = %file.display(), %error, "the registry's state cannot be written");
                     }
+                    reach(Point::Written);
                     self.registry.handle_persisted(Instant::now(), number);
                 }
                 Action::Event(event) => {
@@ -240,13 +264,20 @@ fn read_state(file: &Path) -> Result<Option<State>> {
     }
 }
 
+/// Where a state is written that is to replace the one in `file`.
+fn beside(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
 /// Replaces the file as a whole, and waits until the disk has it.
 fn write_state(file: &Path, state: &State) -> std::io::Result<()> {
-    let mut beside = file.as_os_str().to_owned();
-    beside.push(".new");
+    let beside = beside(file);
     let mut new = std::fs::File::create(&beside)?;
     new.write_all(&state.encode())?;
     new.sync_all()?;
+    reach(Point::Beside);
     std::fs::rename(&beside, file)?;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::File::open(folder)?.sync_all()

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::ledger::Installed;
 use super::{Elastic, StepOutcome};
 use crate::comm::Handle;
+use crate::sys::points::{Point, reach};
 use crate::types::{DataType, Error, Generation, Result};
 
 /// What a newcomer needs to go on with the others: parameters, optimiser, sampler, counters. Equal on every rank that is
@@ -48,6 +49,7 @@ impl Elastic {
             })?;
             if let Some(bytes) = received {
                 state.load(&bytes)?;
+                reach(Point::Loaded);
             }
             let mut ledger = self.shared.lock();
             ledger.has_state = true;
@@ -93,6 +95,7 @@ impl Elastic {
         let lacking: Vec<usize> = (0..comm.size()).filter(|rank| !holders.contains(rank)).collect();
         let chunks = (0..length.div_ceil(CHUNK)).map(|number| (number * CHUNK, CHUNK.min(length - number * CHUNK)));
         let mut flight = Flight(Vec::new());
+        reach(Point::Transfer);
         if is_holder {
             let me = holders.iter().position(|&rank| rank == comm.rank()).unwrap_or(0);
             let saved = Arc::new(saved);
@@ -137,7 +140,14 @@ struct Flight(Vec<Handle>);
 
 impl Flight {
     fn land(&mut self, elastic: &Elastic) -> Result<()> {
-        self.0.iter().try_for_each(|handle| elastic.wait(handle))
+        for (at, handle) in self.0.iter().enumerate() {
+            if at == self.0.len() / 2 {
+                reach(Point::TransferHalf);
+            }
+            elastic.wait(handle)?;
+        }
+        reach(Point::TransferHere);
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ use super::control::Command;
 use super::ledger::{Computed, Installed};
 use super::{Elastic, Keep};
 use crate::comm::{Call, Handle};
+use crate::sys::points::{Point, reach};
 use crate::types::{Element, Error, Generation, ReduceOp, Reduction, Result};
 
 /// How a step ended that counts.
@@ -97,6 +98,7 @@ impl RawStep {
             elastic.expect_no_change()?;
         }
         let outcome = elastic.run_step(self.view.clone(), &mut |view| self.run(elastic, view))?;
+        reach(Point::Counted);
         for kept in self.kept.drain(..) {
             if let Some((staged, target, bytes)) = kept.staged {
                 // SAFETY: the target is the caller's, for as many bytes; the staged memory is apart from it.
@@ -105,6 +107,7 @@ impl RawStep {
             }
         }
         self.view = None;
+        reach(Point::Delivered);
         Ok(outcome)
     }
 
@@ -168,6 +171,7 @@ impl Kept {
         // SAFETY: whoever made the step promised the memory until the step ends, which waits for the handle or gives
         // it up; staged memory is this value's own. An earlier handle has ended.
         self.handle = Some(unsafe { view.communicator.submit(&self.call, self.input, self.output, None)? });
+        reach(Point::Started);
         Ok(())
     }
 }
@@ -280,6 +284,7 @@ impl Elastic {
     /// Enters the commit of step `number`: an agreement that every member has all results. Returns whether a change is
     /// wanted now, by anyone.
     fn commit(&self, view: &Installed, number: u64) -> Result<bool> {
+        reach(Point::Here);
         let mut words = {
             let mut ledger = self.shared.lock();
             // From here on this member can be told that the step counts. Not if the view has ended meanwhile: the
@@ -295,8 +300,10 @@ impl Elastic {
             let words = words.as_mut_ptr().cast();
             // SAFETY: the array lives until the handle has ended: `wait` returns when it has.
             let handle = unsafe { view.communicator.submit(&call, std::ptr::null(), words, None)? };
+            reach(Point::Commit);
             self.wait(&handle)?;
         }
+        reach(Point::Committed);
         let [wanted, highest, lowest] = words;
         if highest != number || lowest != !number {
             return Err(Error::internal(format_args!(
@@ -324,6 +331,7 @@ impl Elastic {
             self.leave("it was asked to go");
             return Ok(StepOutcome { left: true, ..self.outcome(first, &view, number, stuck) });
         }
+        reach(Point::Boundary);
         self.control.send(Command::Boundary { generation: view.generation });
         let next = self.wait_for_view(view.generation)?;
         Ok(self.outcome(first, &next, number, stuck))

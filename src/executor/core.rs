@@ -15,6 +15,7 @@ use super::engine::Dial;
 use super::operation::{Message, Operation, Work};
 use super::scratch::ScratchPool;
 use super::waits::Answer;
+use crate::sys::points::{Point, reach};
 use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendRequest, Token};
 use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag};
 use crate::wire::notice::Notice;
@@ -344,11 +345,17 @@ impl Core {
         if place.uses != uses {
             return;
         }
-        if let Some(operation) = &mut place.operation
-            && operation.complete(number)
-        {
-            operation.next_step();
-            self.run_steps(slot);
+        if let Some(operation) = &mut place.operation {
+            let ends_step = operation.complete(number);
+            if ends_step {
+                operation.next_step();
+            }
+            if !operation.is_finished() {
+                reach(Point::Half);
+            }
+            if ends_step {
+                self.run_steps(slot);
+            }
         }
     }
 

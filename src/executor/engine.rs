@@ -558,4 +558,28 @@ mod tests {
         let best = late.min();
         assert!(best < Some(MAX_SLEEP / 2), "{best:?} late");
     }
+
+    /// A channel is made when its first message is sent or received, which can be just after the view has ended.
+    #[test]
+    fn a_channel_that_is_made_when_its_view_is_over_takes_nothing() {
+        let config = EngineConfig { spin: Duration::ZERO, yields: false };
+        let sleeper = Arc::new(Sleeper::new().unwrap());
+        let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
+        let (first, second) = (Generation::FIRST, Generation(Generation::FIRST.0 + 1));
+        engine.judge(first, Box::new(|_, _, _| {}));
+        let cause = |text: &str| Error::ViewChanged { generation: first, cause: text.into() };
+        engine.suspend(&cause("one"));
+        engine.suspend(&cause("two"));
+        let submit = |id: CommunicatorId| {
+            engine.add_link(id, [1, 0], [1, 0], 1).unwrap();
+            let work = receive_from_1(Duration::from_secs(60));
+            let work = Work { tag: Tag { communicator: id, sequence: 0 }, ..work };
+            // SAFETY: nothing is pointed to.
+            unsafe { engine.submit(work, false) }.outcome()
+        };
+        assert_eq!(submit(CommunicatorId::point_to_point(first, 1)), Some(Err(cause("one"))));
+        engine.install(second, 2, &[], &[], &cause("next"), config).unwrap();
+        assert_eq!(submit(CommunicatorId::point_to_point(first, 2)), Some(Err(cause("next"))));
+        assert_eq!(submit(CommunicatorId::point_to_point(second, 1)), None);
+    }
 }

@@ -5,8 +5,8 @@
 //! Sleeping is done on a word of such memory ([`futex`]) or on descriptors ([`Epoll`], [`EventFd`]). Descriptors
 //! travel over Unix sockets in the abstract namespace ([`unix`]), which have no file either. [`process`] tells how
 //! many processors this process may use and holds other processes by pidfd; [`network`] lists interfaces and [`socket`] has
-//! the calls of TCP; a child made by `fork` does not keep what is [`Uninherited`];
-//! [`host`] says which members share a host.
+//! the calls of TCP; a child made by `fork` does not keep what is [`Uninherited`]; [`host`] says which members share a host;
+//! [`points`] is where tests have a process fail.
 
 mod epoll;
 mod fork;
@@ -14,6 +14,7 @@ pub mod futex;
 pub mod host;
 mod memory;
 pub mod network;
+pub mod points;
 pub mod process;
 pub mod socket;
 pub mod unix;

@@ -244,3 +244,11 @@ change src/cli/bench/layout.rs \
     'let wrong = answer.iter().enumerate().filter(' \
     'let wrong = answer.iter().enumerate().take(1).filter('
 caught_by '--bin phalanx' cli::bench::layout::tests::outputs_are_poisoned_until_they_hold_the_answer
+
+# A fallen rank costs at most the collectives of the step in flight.
+
+bug forgets-that-a-view-is-over 'a channel that is made when its view was given up takes messages'
+change src/executor/core.rs \
+    'channel.over = self.why_over(id);' \
+    ''
+caught_by --lib executor::engine::tests::a_channel_that_is_made_when_its_view_is_over_takes_nothing

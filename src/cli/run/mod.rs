@@ -182,7 +182,9 @@ impl Run {
     /// Runs the command.
     pub fn run(self) -> ExitCode {
         for name in unknown_variables(&Variables::of_process()) {
-            tracing::warn!("{name} is set, but there is no such variable; phalanx doctor --variables lists those there are");
+            tracing::warn!(
+                "{name} is set, but there is no such variable; phalanx doctor --variables lists those there are"
+            );
         }
         let dry_run = self.dry_run;
         let outcome = self.job().and_then(|job| {

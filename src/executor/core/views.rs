@@ -35,7 +35,9 @@ impl Core {
     /// Gives up everything in flight, without a word to the others: they are suspended too. Calls fail with `cause`
     /// until they are made in a later view.
     pub fn suspend(&mut self, cause: &Error) {
-        if let Some(judged) = &mut self.judged {
+        if let Some(judged) = &mut self.judged
+            && !matches!(judged.ended, Some((_, true)))
+        {
             judged.ended = Some((cause.clone(), true));
         }
         for channel in self.channels.values_mut() {
