@@ -180,6 +180,24 @@ fn a_host_that_owes_an_answer_is_out_at_the_limit_and_a_stopped_process_is_not()
 }
 
 #[test]
+fn an_answer_that_is_late_is_waited_for_until_the_limit() {
+    let mut bench = Bench::steady(RegistryConfig::new(2));
+    // Slot 1's process is stopped. Two seconds later its host stops answering, for less than the limit.
+    bench.pass(2 * SECOND);
+    bench.unanswered.insert(1, bench.now);
+    for _ in 0..4 {
+        bench.say(0, beat(0));
+        bench.pass(SECOND);
+    }
+    bench.unanswered.clear();
+    for _ in 0..20 {
+        bench.say(0, beat(0));
+        bench.pass(SECOND);
+    }
+    assert_eq!(bench.lost(), []);
+}
+
+#[test]
 fn a_slow_member_is_named_and_stays() {
     let mut bench = Bench::steady(RegistryConfig::new(3));
     for second in 0..90 {
