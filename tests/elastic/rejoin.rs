@@ -66,11 +66,11 @@ fn one_that_was_evicted_joins_again_with_a_slot_of_its_own() {
             };
             let members: Vec<_> = (0..3).map(member).collect();
             job.wait_for_view(Generation(1));
-            for (slot, generation) in [(1, 2), (3, 4)] {
+            for slot in [1, 3] {
                 works.recv_timeout(Duration::from_secs(20)).expect("it is a member");
                 job.registry.evict(Whom::Slot(slot), "a test");
-                assert_eq!(job.wait_for_view(Generation(generation)), [0, 2]);
-                assert_eq!(job.wait_for_view(Generation(generation + 1)), [0, 2, slot.max(2) + 1]);
+                // It may be back so soon that one view is without the old and with the new.
+                job.wait_for_members(&[0, 2, slot.max(2) + 1]);
             }
             members.into_iter().map(|member| member.join().expect("no panic")).collect()
         });

@@ -57,6 +57,8 @@ fn when_one_falls_within_a_step_the_others_have_the_results_of_those_that_are_le
             scope.spawn(move || {
                 let elastic = job.join(Some(rank));
                 elastic.sync(&mut Counter::default()).expect("a sync");
+                // It falls in the step after the sync, and not at the end of the sync.
+                fell.wait();
                 let mut data = vec![10f32.powi(rank as i32); 100_000];
                 if rank == 2 {
                     testing::vanish_elastic(&elastic);

@@ -211,7 +211,7 @@ fn one_with_the_key_that_is_no_member_speaks_for_none() {
             ToRegistry::Report(report),
             ToRegistry::Suspect { generation, slot: 1, detail: "so they say".into() },
             ToRegistry::Leave { is_done: true, reason: "so they say".into() },
-            ToRegistry::Heartbeat { number: 1, progress: u64::MAX },
+            ToRegistry::Heartbeat { number: 1, progress: u64::MAX, is_waiting: true },
         ] {
             stranger.write_all(&message.encode()).expect("it listens");
         }

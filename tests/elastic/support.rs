@@ -49,6 +49,11 @@ impl Job {
         self.events.lock().expect("no panic").recv_timeout(Duration::from_secs(20)).expect("an event")
     }
 
+    /// Waits for a view with these members.
+    pub fn wait_for_members(&self, wanted: &[usize]) {
+        while !matches!(self.next_event(), Event::View { members, .. } if members == wanted) {}
+    }
+
     /// Waits for a view of this generation, and returns its members.
     pub fn wait_for_view(&self, wanted: Generation) -> Vec<usize> {
         loop {

@@ -108,9 +108,9 @@ caught_by --lib transport::stream::tests::one_lane::another_call_is_told_on_both
 
 bug keeps-an-abort-to-itself 'a rank that gives an operation up tells nobody'
 change src/executor/core.rs \
-    '        self.end(slot, Err(cause.clone()));
+    '        self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
         if tell {' \
-    '        self.end(slot, Err(cause.clone()));
+    '        self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
         if false {'
 caught_by --lib executor::simulation::a_timeout_on_one_rank_ends_the_operation_on_all
 
@@ -245,10 +245,34 @@ change src/cli/bench/layout.rs \
     'let wrong = answer.iter().enumerate().take(1).filter('
 caught_by '--bin phalanx' cli::bench::layout::tests::outputs_are_poisoned_until_they_hold_the_answer
 
-# A fallen rank costs at most the collectives of the step in flight.
+# A fallen rank, a stopped one, one that is cut off.
 
-bug forgets-that-a-view-is-over 'a channel that is made when its view was given up takes messages'
-change src/executor/core.rs \
-    'channel.over = self.why_over(id);' \
+bug counts-its-own-absence 'time in which the registry did not run counts as silence of the members'
+change src/membership/registry/lateness.rs \
+    'if late.is_zero() {' \
+    'if true {'
+caught_by --lib membership::registry::tests::evidence::silence_is_counted_only_while_the_registry_listens
+
+bug waits-for-the-kernel-to-give-up 'a host that owes an answer is not looked at'
+change src/membership/registry/evidence.rs \
+    'if quiet >= self.config.heartbeat_limit {' \
+    'if false {'
+caught_by --lib membership::registry::tests::evidence::a_host_that_owes_an_answer_is_out_at_the_limit_and_a_stopped_process_is_not
+
+bug looks-at-its-own-question 'a stopped process is out because its host has not answered the question of this moment'
+change src/membership/registry/evidence.rs \
+    'if unanswered >= limit {' \
+    'if true {'
+caught_by --lib membership::registry::tests::evidence::an_answer_that_is_late_is_waited_for_until_the_limit
+
+bug stalls-for-ever 'a member whose operations stand still and whose registry is away waits without end'
+change src/membership/member/mod.rs \
+    'self.stalled_since.get_or_insert(now);' \
     ''
-caught_by --lib executor::engine::tests::a_channel_that_is_made_when_its_view_is_over_takes_nothing
+caught_by --lib membership::member::tests::operations_that_do_not_advance_need_the_registry_s_word
+
+bug makes-groups-of-the-past 'a group that is made of an old communicator waits for members that do not come'
+change src/executor/core.rs \
+    'channel.over = self.is_over(id);' \
+    ''
+caught_by '--test elastic' groups::groups_end_when_a_member_is_taken_out

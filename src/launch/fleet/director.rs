@@ -273,6 +273,8 @@ fn start_registry(plan: &Plan, elastic: &Elasticity, environment: &mut JobEnviro
 
 impl Director for FleetDirector<'_> {
     fn handle_event(&mut self, now: Instant, event: Event) {
+        // What the registry said before a process ended is heard before its end: it tells what that means.
+        self.take_news(now);
         if let Event::Started { rank, pid } = event {
             let pid = pid.unsigned_abs();
             if let Ok(host) = HostIdentity::of_process(pid) {

@@ -470,6 +470,7 @@ impl Member {
     fn send_beat(&mut self, now: Instant) {
         self.number += 1;
         self.beat = Some(Deadline::after(now, self.interval));
-        self.send(ToRegistry::Heartbeat { number: self.number, progress: self.progress });
+        let (number, progress, is_waiting) = (self.number, self.progress, self.stalled_since.is_some());
+        self.send(ToRegistry::Heartbeat { number, progress, is_waiting });
     }
 }

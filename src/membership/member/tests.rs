@@ -339,7 +339,7 @@ fn it_gives_signs_of_life_when_they_are_due_and_when_it_is_asked() {
     assert_eq!(member.deadline().map(|at| at.remaining(now)), Some(SECOND));
     member.handle_timeout(now + SECOND);
     member.handle_message(now + SECOND, FromRegistry::Probe);
-    let beat = |number| Action::Send(ToRegistry::Heartbeat { number, progress: 17 });
+    let beat = |number| Action::Send(ToRegistry::Heartbeat { number, progress: 17, is_waiting: false });
     assert_eq!(actions(&mut member), [beat(1), beat(2)]);
 }
 

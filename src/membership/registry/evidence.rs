@@ -27,8 +27,9 @@ impl Registry {
         }
     }
 
-    pub(super) fn hear_progress(&mut self, now: Instant, slot: Slot, progress: u64) {
+    pub(super) fn hear_progress(&mut self, now: Instant, slot: Slot, progress: u64, is_waiting: bool) {
         let Some(entry) = self.slots.get_mut(slot) else { return };
+        entry.is_waiting = is_waiting;
         if progress != entry.progress {
             entry.progress = progress;
             entry.advanced = now;
@@ -222,7 +223,7 @@ impl Registry {
         self.gone.push(gone);
     }
 
-    /// Looks for members whose work does not advance while that of others is ahead.
+    /// Looks for members whose work does not advance while others wait for them.
     pub(super) fn look_for_slow(&mut self, now: Instant) {
         let name_after = self.config.name_after;
         self.timers.set(Timer::Look, Deadline::after(now, name_after / 4));
@@ -235,12 +236,13 @@ impl Registry {
         }
     }
 
-    /// Members that have done less than others, and nothing for long.
+    /// Members that have begun nothing for long and wait for nobody, while others wait. How much each has done says
+    /// nothing: who brings the state to others, or has come later, has begun more or fewer operations.
     pub(super) fn slow(&self, now: Instant) -> Vec<Slot> {
-        let most = self.slots.members().map(|(_, entry)| entry.progress).max().unwrap_or(0);
+        let is_waited_for = self.slots.members().any(|(_, entry)| entry.is_waiting);
         self.slots
             .members()
-            .filter(|(_, entry)| entry.progress < most)
+            .filter(|(_, entry)| is_waited_for && !entry.is_waiting)
             .filter(|(_, entry)| now.saturating_duration_since(entry.advanced) >= self.config.name_after)
             .map(|(slot, _)| slot)
             .collect()

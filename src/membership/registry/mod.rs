@@ -327,9 +327,9 @@ impl Registry {
                 None => self.ignored += 1,
                 Some(slot) => {
                     // The most frequent message changes nothing; with thousands of members that matters.
-                    if let ToRegistry::Heartbeat { progress, .. } = message {
+                    if let ToRegistry::Heartbeat { progress, is_waiting, .. } = message {
                         self.hear(now, slot);
-                        return self.hear_progress(now, slot, progress);
+                        return self.hear_progress(now, slot, progress, is_waiting);
                     }
                     self.handle_word(now, slot, message);
                 }

@@ -49,6 +49,8 @@ pub(super) struct Entry {
     /// When it last gave a sign of life.
     pub(super) heard: Instant,
     pub(super) progress: u64,
+    /// Whether it waits for others, as it last said.
+    pub(super) is_waiting: bool,
     /// When `progress` last grew.
     pub(super) advanced: Instant,
     /// Whether it was named as silent or slow, so that it is named once.
@@ -69,6 +71,7 @@ impl Entry {
             report: None,
             heard: now,
             progress: 0,
+            is_waiting: false,
             advanced: now,
             is_named: false,
         }

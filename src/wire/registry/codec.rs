@@ -65,10 +65,11 @@ impl ToRegistry {
                     put_u64(out, resume.generation.0);
                 });
             }
-            ToRegistry::Heartbeat { number, progress } => {
+            ToRegistry::Heartbeat { number, progress, is_waiting } => {
                 out.push(HEARTBEAT);
                 put_u64(out, *number);
                 put_u64(out, *progress);
+                out.push(u8::from(*is_waiting));
             }
             ToRegistry::Suspect { generation, slot, detail } => {
                 out.push(SUSPECT);
@@ -118,7 +119,9 @@ impl ToRegistry {
                 process: process(input)?,
                 resume: option(input, |input| Ok(Resume { slot: input.u32()?, generation: generation(input)? }))?,
             }),
-            HEARTBEAT => ToRegistry::Heartbeat { number: input.u64()?, progress: input.u64()? },
+            HEARTBEAT => {
+                ToRegistry::Heartbeat { number: input.u64()?, progress: input.u64()?, is_waiting: input.bool()? }
+            }
             SUSPECT => ToRegistry::Suspect {
                 generation: generation(input)?,
                 slot: input.u32()?,

@@ -131,8 +131,10 @@ pub enum ToRegistry {
     Heartbeat {
         /// Grows with each.
         number: u64,
-        /// How many operations it has finished: tells one that is stuck from one that works.
+        /// How many operations it has begun: whether that grows tells one that is stuck from one that works.
         progress: u64,
+        /// Whether operations are in flight: tells one that waits for others from one that is waited for.
+        is_waiting: bool,
     },
     /// Its link to another member is lost.
     Suspect {

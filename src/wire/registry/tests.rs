@@ -35,7 +35,11 @@ fn to_registry() -> impl Strategy<Value = ToRegistry> {
             });
     prop_oneof![
         register,
-        any::<(u64, u64)>().prop_map(|(number, progress)| ToRegistry::Heartbeat { number, progress }),
+        any::<(u64, u64, bool)>().prop_map(|(number, progress, is_waiting)| ToRegistry::Heartbeat {
+            number,
+            progress,
+            is_waiting
+        }),
         (generation(), slot(), TEXT).prop_map(|(generation, slot, detail)| ToRegistry::Suspect {
             generation,
             slot,

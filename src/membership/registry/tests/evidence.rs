@@ -7,7 +7,12 @@ fn suspect(generation: u64, slot: Slot) -> ToRegistry {
 }
 
 fn beat(progress: u64) -> ToRegistry {
-    ToRegistry::Heartbeat { number: 1, progress }
+    ToRegistry::Heartbeat { number: 1, progress, is_waiting: false }
+}
+
+/// A sign of life of one whose operations are in flight.
+fn waits(progress: u64) -> ToRegistry {
+    ToRegistry::Heartbeat { number: 1, progress, is_waiting: true }
 }
 
 #[test]
@@ -180,16 +185,48 @@ fn a_host_that_owes_an_answer_is_out_at_the_limit_and_a_stopped_process_is_not()
 }
 
 #[test]
+fn an_answer_that_is_late_is_waited_for_until_the_limit() {
+    let mut bench = Bench::steady(RegistryConfig::new(2));
+    // Slot 1's process is stopped. Two seconds later its host stops answering, for less than the limit.
+    bench.pass(2 * SECOND);
+    bench.unanswered.insert(1, bench.now);
+    for _ in 0..4 {
+        bench.say(0, beat(0));
+        bench.pass(SECOND);
+    }
+    bench.unanswered.clear();
+    for _ in 0..20 {
+        bench.say(0, beat(0));
+        bench.pass(SECOND);
+    }
+    assert_eq!(bench.lost(), []);
+}
+
+#[test]
 fn a_slow_member_is_named_and_stays() {
     let mut bench = Bench::steady(RegistryConfig::new(3));
-    for second in 0..90 {
-        bench.say(0, beat(second));
+    for _ in 0..90 {
+        // Slot 0 has done more: it brought the state to others. That does not make the others slow.
+        bench.say(0, waits(100));
         bench.say(1, beat(7));
-        bench.say(2, beat(second));
+        bench.say(2, waits(8));
         bench.pass(SECOND);
     }
     assert_eq!((bench.named(), bench.lost()), (vec![1], vec![]));
-    assert_eq!(bench.registry.status(bench.now).members[1].condition, Condition::Slow);
+    let conditions: Vec<_> = bench.registry.status(bench.now).members.iter().map(|it| it.condition).collect();
+    assert_eq!(conditions, [Condition::Live, Condition::Slow, Condition::Live]);
+}
+
+#[test]
+fn where_all_compute_or_all_wait_nobody_is_slow() {
+    for word in [beat(7), waits(7)] {
+        let mut bench = Bench::steady(RegistryConfig::new(3));
+        for _ in 0..90 {
+            (0..3).for_each(|member| bench.say(member, word.clone()));
+            bench.pass(SECOND);
+        }
+        assert!(bench.named().is_empty());
+    }
 }
 
 #[test]
