@@ -51,6 +51,7 @@ impl Core {
     /// The next view begins: peers are the slots below `size`, of which `gone` are out. The links to `broken` are lost
     /// as one side sees it, though both stay. Returns all such slots, which can be dialled again.
     pub fn install(&mut self, generation: Generation, size: usize, gone: &[usize], broken: &[usize]) -> Vec<usize> {
+        self.end_quietly(generation);
         let Some(judged) = &mut self.judged else {
             return Vec::new();
         };
@@ -75,6 +76,16 @@ impl Core {
             }
         }
         again
+    }
+
+    /// Ends the view before that of `next`, if nobody was told to stop in it: all agreed on the change between two steps.
+    fn end_quietly(&mut self, next: Generation) {
+        let Some(judged) = &self.judged else { return };
+        let before = judged.generation;
+        if before < next && judged.over.as_ref().is_none_or(|(last, _)| *last < before) {
+            let cause = "the view changed between two steps".into();
+            self.suspend(&Error::ViewChanged { generation: before, cause });
+        }
     }
 
     /// Why nothing can be done in a communicator that is about to be made: its view is over.
