@@ -146,7 +146,7 @@ fn percentile(values: &mut [f64], percent: f64) -> f64 {
 }
 
 enum Heard {
-    Line(u32, Vec<String>),
+    Line(Vec<String>),
     Ended(u32),
     Registry(Event),
 }
@@ -209,46 +209,61 @@ impl Driver {
         let (pid, output, tell) = (child.id(), child.stdout.take().expect("a pipe"), self.tell.clone());
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(std::io::Result::ok) {
-                let _ = tell.send(Heard::Line(pid, line.split_whitespace().map(str::to_string).collect()));
+                let _ = tell.send(Heard::Line(line.split_whitespace().map(str::to_string).collect()));
             }
             let _ = tell.send(Heard::Ended(pid));
         });
         self.children.push((pid, child));
     }
 
-    /// The next line of a child.
-    fn line(&mut self) -> Option<(u32, Vec<String>)> {
+    /// The next line of a child; none when all have ended.
+    fn line(&mut self) -> Option<Vec<String>> {
         loop {
-            match self.heard.recv_timeout(Duration::from_secs(60)).expect("a sign of life") {
-                Heard::Line(pid, line) => return Some((pid, line)),
-                Heard::Ended(pid) => {
-                    let at = self.children.iter().position(|(child, _)| *child == pid).expect("a child");
-                    let status = self.children.remove(at).1.wait().expect("a child");
-                    let slot = self.slots.iter().find(|(_, child)| *child == pid).map(|(slot, _)| *slot);
-                    if let Some(slot) = slot.filter(|_| !status.success()) {
-                        self.registry.exited(Who::Slot(slot), &status.to_string());
-                    }
-                    if self.children.is_empty() {
-                        return None;
-                    }
-                }
-                Heard::Registry(Event::Registered { slot, process }) => self.slots.push((slot, process.pid)),
-                Heard::Registry(Event::View { generation, members, .. }) => {
-                    (self.generation, self.members) = (generation.0, members);
-                }
-                Heard::Registry(_) => {}
+            if let Some(line) = self.hear() {
+                return Some(line);
+            }
+            if self.children.is_empty() {
+                return None;
             }
         }
+    }
+
+    /// Hears one thing, and returns it if it is a child's line.
+    fn hear(&mut self) -> Option<Vec<String>> {
+        let heard = self.heard.recv_timeout(Duration::from_secs(60));
+        let heard = heard.unwrap_or_else(|_| panic!("nothing was heard for 60 s in view {}", self.generation));
+        match heard {
+            Heard::Line(line) => return Some(line),
+            Heard::Ended(pid) => {
+                let at = self.children.iter().position(|(child, _)| *child == pid).expect("a child");
+                let status = self.children.remove(at).1.wait().expect("a child");
+                let slot = self.slots.iter().find(|(_, child)| *child == pid).map(|(slot, _)| *slot);
+                if let Some(slot) = slot.filter(|_| !status.success()) {
+                    self.registry.exited(Who::Slot(slot), &status.to_string());
+                }
+            }
+            Heard::Registry(Event::Registered { slot, process }) => self.slots.push((slot, process.pid)),
+            Heard::Registry(Event::View { generation, members, .. }) => {
+                (self.generation, self.members) = (generation.0, members);
+            }
+            Heard::Registry(_) => {}
+        }
+        None
     }
 
     /// Waits for `word` with this generation from as many children as `count`, and returns the last number of each.
     fn collect(&mut self, word: &str, generation: u64, count: usize) -> Vec<f64> {
         let mut numbers = Vec::new();
         while numbers.len() < count {
-            let (_, line) = self.line().expect("children that live");
+            let line = self.line().expect("children that live");
             if line[0] == word && line[1].parse() == Ok(generation) {
                 numbers.push(line[2].parse().expect("a number"));
             }
+        }
+        // Members may speak of a view before the registry has said here that there is one.
+        while self.generation < generation {
+            // What is waited for next comes after what is done next: no line that is needed is lost.
+            let _ = self.hear();
         }
         numbers
     }
@@ -310,7 +325,7 @@ fn state(transport: TransportKind) -> Result<()> {
 
 fn without_faults(transport: TransportKind) -> Result<()> {
     let mut driver = Driver::new(transport, "quiet", 2)?;
-    while let Some((_, line)) = driver.line() {
+    while let Some(line) = driver.line() {
         let number = |at: usize| line[at].parse::<f64>().expect("a number");
         match line[0].as_str() {
             "commit" => println!(

@@ -582,4 +582,24 @@ mod tests {
         assert_eq!(submit(CommunicatorId::point_to_point(first, 2)), Some(Err(cause("next"))));
         assert_eq!(submit(CommunicatorId::point_to_point(second, 1)), None);
     }
+
+    /// Newcomers come in between two steps, where nobody is told to stop. What is done in the view before is over.
+    #[test]
+    fn a_view_that_changes_between_two_steps_is_over_for_what_is_in_flight() {
+        let config = EngineConfig { spin: Duration::ZERO, yields: false };
+        let sleeper = Arc::new(Sleeper::new().unwrap());
+        let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
+        engine.judge(Generation::FIRST, Box::new(|_, _, _| {}));
+        let cause = Error::ViewChanged { generation: Generation::FIRST, cause: "next".into() };
+        engine.install(Generation::FIRST, 2, &[], &[], &cause, config).unwrap();
+        engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0).unwrap();
+        // SAFETY: nothing is pointed to.
+        let submit = || unsafe { engine.submit(receive_from_1(Duration::from_secs(60)), false) };
+        let before = submit();
+        assert_eq!(before.outcome(), None);
+        engine.install(Generation(Generation::FIRST.0 + 1), 2, &[], &[], &cause, config).unwrap();
+        for completion in [before, submit()] {
+            assert_eq!(completion.outcome(), Some(Err(cause.clone())));
+        }
+    }
 }

@@ -65,6 +65,8 @@ fn churn(transport: &str, seed: u64, seconds: u64) {
                 let (_, slot) = to_continue.swap_remove(at);
                 let rank = job.ranks.get_mut(&slot).expect("a rank");
                 rank.signal(Signal::CONT);
+                // It trains again if it is in time.
+                (rank.is_stopped, rank.trains) = (false, false);
             }
         }
         let training = job.training();
@@ -104,7 +106,11 @@ fn churn(transport: &str, seed: u64, seconds: u64) {
             _ => {}
         }
     }
-    to_continue.iter().for_each(|(_, slot)| job.ranks[slot].signal(Signal::CONT));
+    for (_, slot) in to_continue {
+        let rank = job.ranks.get_mut(&slot).expect("a rank");
+        rank.signal(Signal::CONT);
+        (rank.is_stopped, rank.trains) = (false, false);
+    }
     job.until("two ranks train at the end", |job| job.training().len() >= 2);
     let (steps, was) = (job.oracle.highest(), Instant::now());
     job.until("and go on", |job| job.oracle.highest() >= steps + 5);

@@ -24,7 +24,7 @@ enum Heard {
 pub struct Rank {
     pub pid: u32,
     pub pidfd: OwnedFd,
-    /// Whether it has made a step.
+    /// Whether it has made a step, since it was last continued.
     pub trains: bool,
     pub is_stopped: bool,
     pub has_ended: bool,
