@@ -264,7 +264,7 @@ impl World {
         }
         process.engine.place = Place::Frozen;
         process.engine.epoch += 1;
-        self.with_member(number, |member, now| member.handle_suspended(now, counted, holds));
+        self.with_member(number, |member, now| member.handle_suspended(now, counted, holds, false));
     }
 
     /// What a process that ends had sent arrives at some, and not at others.
