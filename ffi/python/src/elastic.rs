@@ -183,6 +183,12 @@ impl Elastic {
         self.inner.basis().to_vec()
     }
 
+    /// The number of the agreed view.
+    #[getter]
+    fn generation(&self) -> PyResult<u64> {
+        Ok(self.inner.agreed()?.view().generation.0)
+    }
+
     /// How many steps counted so far.
     #[getter]
     fn counted(&self) -> u64 {

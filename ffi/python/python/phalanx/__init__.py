@@ -19,6 +19,7 @@ from phalanx._native import __version__
 from phalanx.communicator import Communicator, Handle
 from phalanx.errors import (
     ClosedError,
+    EvictedError,
     InternalError,
     InvalidArgumentError,
     MismatchError,
@@ -27,6 +28,9 @@ from phalanx.errors import (
     PhalanxEnvironmentError,
     PhalanxError,
     PhalanxTimeoutError,
+    RankGoneError,
+    StateDiffersError,
+    ViewChangedError,
 )
 from phalanx.objects import allgather_object, broadcast_object
 from phalanx.ops import (
@@ -51,6 +55,7 @@ __all__ = [
     "BitXor",
     "ClosedError",
     "Communicator",
+    "EvictedError",
     "Handle",
     "InternalError",
     "InvalidArgumentError",
@@ -65,8 +70,11 @@ __all__ = [
     "PhalanxError",
     "PhalanxTimeoutError",
     "Product",
+    "RankGoneError",
     "ReduceOp",
+    "StateDiffersError",
     "Sum",
+    "ViewChangedError",
     "__version__",
     "allgather",
     "allgather_async",

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from phalanx import cross_rank, cross_size, local_rank, local_size, rank, size, split, subgroup
 from phalanx.communicator import Communicator
-from phalanx.errors import PhalanxError
+from phalanx.elastic.errors import HorovodInternalError, HostsUpdatedInterrupt
 from phalanx.objects import allgather_object, broadcast_object
 from phalanx.ops import (
     Average,
@@ -36,6 +36,7 @@ from phalanx.ops import (
     ReduceOp,
     Sum,
 )
+from phalanx.torch import elastic
 from phalanx.torch.collectives import (
     Handle,
     allgather,
@@ -71,9 +72,6 @@ from phalanx.torch.grouped import (
 from phalanx.torch.optimizer import DistributedOptimizer
 from phalanx.world import init, is_initialized, shutdown
 
-# The class that scripts catch.
-HorovodInternalError = PhalanxError
-
 __all__ = [
     "Average",
     "BitAnd",
@@ -85,6 +83,7 @@ __all__ = [
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "LogicalAnd",
     "LogicalOr",
     "Max",
@@ -111,6 +110,7 @@ __all__ = [
     "broadcast_parameters",
     "cross_rank",
     "cross_size",
+    "elastic",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -140,7 +140,6 @@ _ELSEWHERE = {
     "ProcessSet": "give process_set a communicator from hvd.split or hvd.subgroup",
     "SyncBatchNorm": "SyncBatchNorm is not there yet",
     "add_process_set": "give process_set a communicator from hvd.split or hvd.subgroup",
-    "elastic": "elastic training is not there yet",
     "global_process_set": "leave process_set out, or give None",
     "join": "join is not there yet; every rank must make the same number of steps",
 }
