@@ -11,9 +11,9 @@ import os
 
 import torch
 import torch.nn.functional as F
-from train_digits_torch import DATA, load
 
 import phalanx.torch as hvd
+from train_digits_torch import DATA, load
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=12)

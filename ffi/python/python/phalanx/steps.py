@@ -40,8 +40,8 @@ class StepOutcome(NamedTuple):
 
 
 def _outcome(told: tuple[int, int, list[int], bool, bool, bool, float]) -> StepOutcome:
-    step, generation, contributors, *rest = told
-    return StepOutcome(step, generation, tuple(contributors), *rest)
+    step, generation, contributors, joined, view_changed, left, held_up = told
+    return StepOutcome(step, generation, tuple(contributors), joined, view_changed, left, held_up)
 
 
 class _View(Communicator):
@@ -140,8 +140,8 @@ class _Pending:
     def wait(self, timeout: float | None = None) -> Any:
         if timeout is not None:
             raise InvalidArgumentError(
-                "wait(timeout) given in an elastic job, where all ranks wait until the operation counts; leave it out, and "
-                "set PHALANX_TIMEOUT"
+                "wait(timeout) given in an elastic job, where all ranks wait until the operation counts; "
+                "leave it out, and set PHALANX_TIMEOUT"
             )
         return self.step.result(self._at)
 

@@ -6,8 +6,8 @@ import atexit
 
 from phalanx import _native
 from phalanx.communicator import Communicator
-from phalanx.steps import ElasticCommunicator
 from phalanx.errors import InvalidArgumentError, NotInitializedError
+from phalanx.steps import ElasticCommunicator
 
 __all__ = ["init", "is_initialized", "shutdown", "world"]
 

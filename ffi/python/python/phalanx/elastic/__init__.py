@@ -14,9 +14,10 @@
 
     train(phalanx.elastic.ObjectState(weights=weights, step=0))
 
-A rank that falls is noticed by nobody but the callbacks of `state.register_reset_callbacks`: calls return what the ranks
-that are left give. Ranks that join come in at `state.commit()` or `state.check_host_updates()`, get the state, and the
-function is called again on all. Without an elastic launcher the same program runs in a world that does not change.
+A rank that falls is noticed by nobody but the callbacks of `state.register_reset_callbacks`: calls return what the
+ranks that are left give. Ranks that join come in at `state.commit()` or `state.check_host_updates()`, get the state,
+and the function is called again on all. Without an elastic launcher the same program runs in a world that does not
+change.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from phalanx.elastic.errors import HostsUpdatedInterrupt, is_restorable
 from phalanx.elastic.state import State
-from phalanx.steps import ElasticCommunicator, StepOutcome
 from phalanx.errors import PhalanxError
+from phalanx.steps import ElasticCommunicator, StepOutcome
 from phalanx.world import world
 
 __all__ = ["last_step", "members", "run", "slot"]

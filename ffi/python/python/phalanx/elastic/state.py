@@ -8,8 +8,8 @@ from typing import Any
 
 from phalanx.elastic.errors import HostsUpdatedInterrupt
 from phalanx.elastic.image import pack, unpack
-from phalanx.steps import ElasticCommunicator, StepOutcome
 from phalanx.objects import broadcast_object
+from phalanx.steps import ElasticCommunicator, StepOutcome
 from phalanx.world import shutdown, world
 
 __all__ = ["ObjectState", "State"]
@@ -31,8 +31,10 @@ class State:
 
     def register_reset_callbacks(self, callbacks: Iterable[Callback]) -> None:
         """Has functions called, on every rank that stays, once the members are others: at the next `commit` or
-        `check_host_updates` when ranks fell, before the state is brought to ranks that joined. They may look at `rank` and
-        `size`, and make groups with `subgroup`; calls that wait for other ranks have no place there."""
+        `check_host_updates` when ranks fell, and before the state goes to ranks that joined.
+
+        They may look at `rank` and `size`, and make groups with `subgroup`. Calls that wait for other ranks have no
+        place there: ranks that joined make none."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:

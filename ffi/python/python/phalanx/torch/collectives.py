@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -48,12 +48,19 @@ Compressors = type[Compressor] | Compressor
 Splits = Sequence[int] | torch.Tensor | None
 
 
+class Waits(Protocol):
+    """A part of what a handle waits for."""
+
+    def wait(self) -> Any: ...
+    def poll(self) -> bool: ...
+
+
 class Handle:
     """Pending operations, and the result they make together. Dropping it is safe."""
 
     __slots__ = ("_natives", "_result")
 
-    def __init__(self, natives: list[Waitable], result: Any) -> None:
+    def __init__(self, natives: Sequence[Waits], result: Any) -> None:
         self._natives = natives
         self._result = result
 
@@ -288,7 +295,8 @@ def broadcast_async_(
 ) -> Handle:
     """Starts to replace the tensor's elements by the root's."""
     memory_of("broadcast", tensor)
-    return _handle_of(communicator_of(process_set).start(lambda view, wait: _start_broadcast(view, tensor, root_rank, wait)))
+    communicator = communicator_of(process_set)
+    return _handle_of(communicator.start(lambda view, wait: _start_broadcast(view, tensor, root_rank, wait)))
 
 
 def broadcast_async(

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def _group(handles: list[Handle]) -> Handle:
-    return Handle(list(handles), list)
+    return Handle(handles, list)
 
 
 def _each(start: Callable[[torch.Tensor], Handle], tensors: Sequence[torch.Tensor]) -> Handle:

@@ -349,9 +349,7 @@ def DistributedOptimizer(
             return distributed
         # Ranks that join later make no calls before they have the state.
         _check_alike(communicator, parameters)
-    reduction = Reduction(
-        communicator, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, compression
-    )
+    reduction = Reduction(communicator, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, compression)
     distributed._phalanx = _Reducer(
         parameters, [bucket for bucket in buckets if bucket], reduction, backward_passes_per_step, sparse_as_dense
     )
