@@ -20,10 +20,11 @@ parser.add_argument("--epochs", type=int, default=12)
 parser.add_argument("--batch", type=int, default=16, help="images a training step, on each rank")
 options = parser.parse_args()
 
-hvd.init()
 torch.set_num_threads(1)
 torch.manual_seed(1)
 images, digits, test_images, test_digits = load(DATA)
+# What takes long comes first: from here to `train` the others wait for a rank that joins.
+hvd.init()
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -39,6 +40,7 @@ def say(*words: object) -> None:
 def train(state: hvd.elastic.TorchState) -> None:
     say("trains, process", os.getpid())
     while state.epoch < options.epochs:
+        loss = torch.zeros(())
         for number, batch in enumerate(loader):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images[batch]), digits[batch])

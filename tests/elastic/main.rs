@@ -4,3 +4,4 @@
 mod churn;
 mod steps;
 mod support;
+mod views;
