@@ -69,6 +69,7 @@ fn newcomers_wait_for_a_step_that_lets_them_in() {
                 elastic.shutdown();
             });
         }
+        job.wait_for_view(Generation::FIRST);
         scope.spawn(|| {
             let elastic = job.join(None);
             assert_eq!((elastic.slot(), elastic.size()), (3, 3));
