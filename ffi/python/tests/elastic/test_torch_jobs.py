@@ -51,7 +51,8 @@ loader = torch.utils.data.DataLoader(
 )
 
 def digest(tensors):
-    return hashlib.sha256(torch.cat([tensor.detach().flatten() for tensor in tensors]).numpy().tobytes()).hexdigest()[:16]
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
 
 class State(hvd.elastic.TorchState):
     def restore(self):
