@@ -394,7 +394,7 @@ impl Elastic {
     fn commit(&self, view: &Installed, number: u64, changes: Changes) -> Result<bool> {
         let closed = changes == Changes::PutOff;
         // Steps of two kinds are different ones.
-        let kind = number << 1 | u64::from(closed);
+        let kind = (number << 1) | u64::from(closed);
         let mut words = {
             let mut ledger = self.shared.lock();
             // From here on this member can be told that the step counts. Not if the view has ended meanwhile: the

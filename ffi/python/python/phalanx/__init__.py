@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
+from phalanx import elastic
 from phalanx._native import __version__
 from phalanx.communicator import Communicator, Handle
 from phalanx.errors import (
@@ -94,6 +95,7 @@ __all__ = [
     "broadcast_object",
     "cross_rank",
     "cross_size",
+    "elastic",
     "gather",
     "init",
     "is_initialized",

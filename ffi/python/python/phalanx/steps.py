@@ -15,7 +15,7 @@ from phalanx._native import Memory
 from phalanx.communicator import Call, Communicator, Handle, Waitable
 from phalanx.errors import InvalidArgumentError, RankGoneError
 
-__all__ = ["ElasticCommunicator", "StepOutcome"]
+__all__ = ["ElasticCommunicator", "Pending", "StepOutcome"]
 
 T = TypeVar("T")
 
@@ -85,11 +85,11 @@ class _Open:
 
     def reduce(self, input: Memory | None, output: Memory, op: int, prescale: float, postscale: float) -> Waitable:
         self._native.allreduce(input, output, op, prescale, postscale)
-        return _Pending(self, None)
+        return Pending(self, None)
 
     def add(self, call: Callable[[Communicator], Any]) -> Waitable:
         self._calls.append(call)
-        return _Pending(self, len(self._calls) - 1)
+        return Pending(self, len(self._calls) - 1)
 
     def poll(self) -> bool:
         return self.is_over or self._native.poll()
@@ -128,7 +128,7 @@ class _Open:
         return None if at is None else self._results[at]
 
 
-class _Pending:
+class Pending:
     """An operation of a step that is under way."""
 
     __slots__ = ("_at", "step")
@@ -147,6 +147,11 @@ class _Pending:
 
     def poll(self) -> bool:
         return self.step.poll()
+
+    @property
+    def outcome(self) -> StepOutcome | None:
+        """How its step ended, once it did."""
+        return self.step.outcome
 
 
 class ElasticCommunicator(Communicator):

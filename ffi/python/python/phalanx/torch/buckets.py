@@ -19,7 +19,7 @@ from phalanx._native import Memory
 from phalanx.communicator import Communicator, Waitable
 from phalanx.errors import InvalidArgumentError
 from phalanx.ops import ReduceOp
-from phalanx.steps import ElasticCommunicator
+from phalanx.steps import ElasticCommunicator, Pending, StepOutcome
 from phalanx.torch.tensors import CODES, memory_of
 
 __all__ = ["Bucket", "Parameter", "Reduction", "pack"]
@@ -61,7 +61,7 @@ class Reduction:
 class Bucket:
     """Gradients that travel together."""
 
-    __slots__ = ("_context", "_flat", "_handle", "_received", "_sent", "_spare", "parameters", "waiting")
+    __slots__ = ("_context", "_flat", "_handle", "_received", "_sent", "_spare", "outcome", "parameters", "waiting")
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = list(parameters)
@@ -71,6 +71,8 @@ class Bucket:
         self._received: torch.Tensor | None = None
         self._spare: torch.Tensor | None = None
         self._context: Any = None
+        # How the step ended that reduced the bucket, in an elastic job.
+        self.outcome: StepOutcome | None = None
         first = self.parameters[0].tensor
         self._flat = torch.zeros(sum(parameter.tensor.numel() for parameter in self.parameters), dtype=first.dtype)
         for parameter in self.parameters:
@@ -127,6 +129,7 @@ class Bucket:
         handle, received = self._handle, self._received
         assert handle is not None and received is not None
         handle.wait()
+        self.outcome = handle.outcome if isinstance(handle, Pending) else None
         result = reduction.compression.decompress(received, self._context)
         if result.data_ptr() == self._flat.data_ptr():
             return

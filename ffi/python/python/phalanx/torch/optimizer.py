@@ -149,8 +149,8 @@ class _Reducer:
                 for bucket in self.buckets:
                     bucket.finish(self.reduction)
             communicator = self.reduction.communicator
-            if isinstance(communicator, ElasticCommunicator):
-                communicator.training_step = communicator.last_step
+            if isinstance(communicator, ElasticCommunicator) and self.buckets:
+                communicator.training_step = self.buckets[-1].outcome
         finally:
             self.forget()
         self.synchronized = True
