@@ -167,6 +167,27 @@ def test_the_same_program_runs_where_ranks_do_not_change(tmp_path: Path) -> None
     assert alone.returncode == 0 and "end: 0" in alone.stdout, alone.stderr
 
 
+def test_one_that_was_stopped_learns_that_the_others_went_on(tmp_path: Path) -> None:
+    script = SUMS.replace(
+        "\ntrain(state)\n",
+        "\ntry:\n    train(state)\nexcept phalanx.EvictedError as error:\n    tell('evicted', error)\n    raise\n",
+    )
+    options = ["-np", "3", "--min-np", "1", "--no-respawn", "--heartbeat", "1", "--evict-silent", "1"]
+    with Job(tmp_path, script, *options) as job:
+        job.wait_for("trains:", 3)
+        job.wait_for("at:", 5)
+        job.signal(1, signal.SIGSTOP)
+        job.wait_for(r"members: .* 0 2$", 2)
+        job.wait_for("at:", 2)
+        job.signal(1, signal.SIGCONT)
+        said = job.wait_for(r"evicted: 1 \d+ (.*)")[0][1]
+        assert "the others went on without this rank" in said, said
+        job.write("done")
+        job.end(None)
+        ends = job.told("end")
+        assert sorted(slot for slot, _ in ends) == [0, 2] and len({words for _, words in ends}) == 1, job.text
+
+
 ROOTS = """
 phalanx.init()
 

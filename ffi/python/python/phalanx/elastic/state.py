@@ -10,7 +10,7 @@ from phalanx.elastic.errors import HostsUpdatedInterrupt
 from phalanx.elastic.image import pack, unpack
 from phalanx.objects import broadcast_object
 from phalanx.steps import ElasticCommunicator, StepOutcome
-from phalanx.world import shutdown, world
+from phalanx.world import is_initialized, shutdown, world
 
 __all__ = ["ObjectState", "State"]
 
@@ -28,6 +28,8 @@ class State:
     def __init__(self) -> None:
         self._reset_callbacks: list[Callback] = []
         self._members: tuple[int, ...] | None = None
+        if is_initialized():
+            self._note_members()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callback]) -> None:
         """Has functions called, on every rank that stays, once the members are others: at the next `commit` or
@@ -95,11 +97,15 @@ class State:
         """
         communicator = _elastic()
         if communicator is None:
-            self._take(*broadcast_object((self._give(), self._give_own()), root_rank=0))
+            data, own = broadcast_object((self._give(), self._give_own()), root_rank=0)
+            self._load(data)
+            self._take_own(own)
         else:
-            outcome = communicator.sync(self._give, lambda data: self._take(data, None), self._give_own, self._take_own)
+            outcome = communicator.sync(self._give, self._load, self._give_own, self._take_own)
             self._end_if_left(outcome)
-            self._note_members()
+            if self._members is None:
+                self._note_members()
+            # Otherwise ranks that fell meanwhile are found at the next commit.
         self.save()
 
     # What derived classes say of their content.
@@ -107,11 +113,6 @@ class State:
     def _give(self) -> bytes:
         """The content, the same bytes on every rank that has the same state."""
         raise NotImplementedError
-
-    def _take(self, data: bytes, own: bytes | None) -> None:
-        self._load(data)
-        if own is not None:
-            self._take_own(own)
 
     def _load(self, data: bytes) -> None:
         """Takes over content."""
