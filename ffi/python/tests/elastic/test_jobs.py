@@ -351,7 +351,7 @@ def test_a_call_before_the_state_is_there_says_what_to_do(tmp_path: Path) -> Non
 
 def test_the_wait_for_others_ends_with_ctrl_c(tmp_path: Path) -> None:
     script = """
-import array, signal
+import array, signal, threading
 phalanx.init()
 @elastic.run
 def train(state):
@@ -359,6 +359,7 @@ def train(state):
     if elastic.slot() == 0:
         signal.pause()
     try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         phalanx.allreduce_(array.array("d", [1.0]))
     except KeyboardInterrupt:
         tell("interrupted")
@@ -367,7 +368,6 @@ train(elastic.ObjectState(step=0))
 """
     with Job(tmp_path, script, "-np", "2", "--min-np", "1", "--no-respawn") as job:
         job.wait_for("trains:", 2)
-        job.signal(1, signal.SIGINT)
         job.wait_for("interrupted: 1")
         job.signal(0)
         job.end(None)
