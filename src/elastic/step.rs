@@ -182,10 +182,15 @@ impl RawStep {
             }
         }
         self.kept.push(kept);
-        match (&self.view, self.kept.last_mut()) {
+        let started = match (&self.view, self.kept.last_mut()) {
             (Some(view), Some(last)) => last.start(view),
             _ => Ok(()),
+        };
+        if started.is_err() {
+            // Nothing was sent: the step is as it was.
+            self.kept.pop();
         }
+        started
     }
 
     /// Runs everything in `view`, as far as it has not been started there, and waits for it.

@@ -223,7 +223,8 @@ impl Elastic {
         op: ReduceOp,
     ) -> PyResult<Outcome> {
         let call = Call::allreduce(dtype, count, op);
-        let bytes = count * dtype.size();
+        let bytes =
+            count.checked_mul(dtype.size()).ok_or_else(|| invalid("more elements given than memory can have"))?;
         let outcome = self.wait(py, |elastic| {
             let mut step = RawStep::default();
             // SAFETY: the caller answers for the address, as long as this takes.

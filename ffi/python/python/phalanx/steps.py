@@ -81,14 +81,18 @@ class _Open:
         self._calls: list[Callable[[Communicator], Any]] = []
         self._results: list[Any] = []
         self._error: BaseException | None = None
+        # A call that was refused leaves nothing to finish.
+        self.is_empty = True
         self.outcome: StepOutcome | None = None
 
     def reduce(self, input: Memory | None, output: Memory, op: int, prescale: float, postscale: float) -> Waitable:
         self._native.allreduce(input, output, op, prescale, postscale)
+        self.is_empty = False
         return Pending(self, None)
 
     def add(self, call: Callable[[Communicator], Any]) -> Waitable:
         self._calls.append(call)
+        self.is_empty = False
         return Pending(self, len(self._calls) - 1)
 
     def poll(self) -> bool:
@@ -216,7 +220,7 @@ class ElasticCommunicator(Communicator):
     def settle_open(self) -> None:
         """Finishes the step that is under way, if there is one."""
         step, self._open = self._open, None
-        if step is not None and not step.is_over:
+        if step is not None and not step.is_empty and not step.is_over:
             step.finish()
 
     def abandon(self) -> None:

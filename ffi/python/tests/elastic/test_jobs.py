@@ -349,6 +349,38 @@ def test_a_call_before_the_state_is_there_says_what_to_do(tmp_path: Path) -> Non
         assert len(job.told("said")) == 2 and all("sync" in words for _, words in job.told("said")), job.text
 
 
+def test_a_call_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    script = """
+import array
+phalanx.init()
+@elastic.run
+def train(state):
+    ones = array.array("f", [1.0])
+    for call in (phalanx.allreduce, phalanx.allreduce_async):
+        kept = phalanx.allreduce_async(ones, phalanx.Sum)
+        try:
+            call(ones, phalanx.BitAnd)
+        except phalanx.InvalidArgumentError as error:
+            tell("refused", error)
+        assert phalanx.allreduce(ones, phalanx.Sum)[0] == phalanx.size()
+        assert kept.wait()[0] == phalanx.size() and kept.poll()
+    rows = phalanx.allgather_async(ones)
+    last = phalanx.broadcast_async(array.array("q", [elastic.slot()]), phalanx.size() - 1)
+    assert last.wait()[0] == elastic.members()[-1] and len(rows.wait()) == phalanx.size()
+    try:
+        phalanx.broadcast(ones, phalanx.size())
+    except phalanx.InvalidArgumentError as error:
+        tell("refused", error)
+    state.commit()
+train(elastic.ObjectState())
+tell("end")
+"""
+    with Job(tmp_path, script, "-np", "2", "--min-np", "1", "--no-respawn") as job:
+        job.end()
+        check_ends(job, [0, 1])
+        assert len(job.told("refused")) == 6
+
+
 def test_the_wait_for_others_ends_with_ctrl_c(tmp_path: Path) -> None:
     script = """
 import array, signal, threading
