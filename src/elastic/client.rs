@@ -275,12 +275,13 @@ impl Driver {
         reach(Point::GivenUp);
         // Nothing passes a commit from here on, so that what is said stays true.
         let ledger = self.shared.lock();
-        let (counted, holds, at_boundary) = (ledger.counted, ledger.held.is_some(), ledger.at_boundary);
+        let (counted, at_boundary) = (ledger.counted, ledger.at_boundary);
+        let (holds, closed) = (ledger.held.is_some(), ledger.held.as_ref().is_some_and(|held| held.closed));
         drop(ledger);
         if at_boundary {
             self.member.handle_boundary(now, counted);
         } else {
-            self.member.handle_suspended(now, counted, holds);
+            self.member.handle_suspended(now, counted, holds, closed);
         }
     }
 

@@ -38,12 +38,13 @@ pub struct ViewRecord {
     pub held_up: Duration,
 }
 
-/// Where the results of a step came to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Computed {
-    pub generation: Generation,
-    /// Whose inputs are in them.
-    pub slots: Arc<[usize]>,
+/// The results of a step, all of which are here.
+#[derive(Clone)]
+pub(super) struct Held {
+    /// The view in which they came to be, whose members' inputs are in them.
+    pub view: Installed,
+    /// Whether nobody may come in behind this step.
+    pub closed: bool,
 }
 
 /// The state under the lock.
@@ -52,12 +53,11 @@ pub(super) struct Ledger {
     /// Steps that counted, as far as this member knows.
     pub counted: u64,
     /// The results of step `counted + 1`, once all of them are here.
-    pub held: Option<Computed>,
-    /// The results of step `counted`.
-    pub computed: Option<Computed>,
-    /// Who shares the samples of the next step. All members agree on it, whatever views they have heard of: see
-    /// `install`.
-    pub basis: Arc<[usize]>,
+    pub held: Option<Held>,
+    /// The view in which the results of step `counted` came to be.
+    pub computed: Option<Installed>,
+    /// The view that all members know they are in, whatever later ones they have heard of: see `install`.
+    pub agreed: Option<Installed>,
     /// Whether this member waits between two steps for a change that all agreed to make.
     pub at_boundary: bool,
     /// The view in which operations run.
@@ -82,6 +82,8 @@ pub(super) struct Ledger {
     pub given_up: bool,
     /// Since when the registry has been away, and how that was noticed.
     pub away: Option<(Instant, Arc<str>)>,
+    /// Where nothing is kept: the caller has been told that the view is another, and no step has counted since.
+    pub is_told: bool,
     /// Why this member is out, for good.
     pub stop: Option<Error>,
     /// Whether it is out of a job that goes on, or may, and takes newcomers.
@@ -135,17 +137,18 @@ impl Ledger {
     fn count(&mut self) {
         if let Some(held) = self.held.take() {
             self.counted += 1;
-            self.basis = held.slots.clone();
-            self.computed = Some(held);
+            self.is_told = false;
+            self.agreed = Some(held.view.clone());
+            self.computed = Some(held.view);
         }
     }
 
     /// A view begins, and with it comes the verdict on the step that was under way. `has_joined` says whether members
     /// came with it.
     ///
-    /// The samples of the next step are shared by those who computed the last one that counted: all of these know it by
-    /// the results they hold, even if some hear of a newer view earlier than others. Only where members join, which finds
-    /// everybody between the same two steps, are they shared anew.
+    /// The agreed view is the one in which the last step that counted was computed: all of its members know that by the
+    /// results they hold, even if some hear of a newer view earlier than others. Only where members join, which finds
+    /// everybody between the same two steps, is it the new one. So ranks change in step, and samples are shared alike.
     pub fn install(&mut self, view: Installed, outcome: Outcome, counted: u64, has_joined: bool, now: Instant) {
         let held_up = self.suspended_since.take().map_or(Duration::ZERO, |since| now.duration_since(since));
         self.history.push(ViewRecord {
@@ -157,15 +160,17 @@ impl Ledger {
         });
         match outcome {
             Outcome::Joined => self.counted = counted,
-            Outcome::Counted => self.count(),
+            Outcome::Counted => {
+                // Behind a closed step nobody comes in unless there were too few: then the others, who may be in the
+                // step after it, give that up.
+                self.given_up |= has_joined && self.held.as_ref().is_some_and(|held| held.closed);
+                self.count();
+            }
             Outcome::GivenUp => self.given_up = true,
             Outcome::Boundary | Outcome::Again => {}
         }
         // The results of an attempt that does not count must not be taken for the next one's.
         self.held = None;
-        if has_joined {
-            self.basis = view.slots.clone();
-        }
         let joined = match (has_joined, &self.view) {
             (false, Some(before)) => before.joined,
             _ => view.generation,
@@ -173,7 +178,11 @@ impl Ledger {
         self.suspended = false;
         self.at_boundary = false;
         self.wanted = self.leaving;
-        self.view = Some(Installed { joined, ..view });
+        let view = Installed { joined, ..view };
+        if has_joined {
+            self.agreed = Some(view.clone());
+        }
+        self.view = Some(view);
     }
 }
 
@@ -236,12 +245,14 @@ impl Shared {
             {
                 return Ok(view.clone());
             }
+            let (back, _) =
+                self.changed.wait_timeout(ledger, Duration::from_millis(50)).unwrap_or_else(PoisonError::into_inner);
+            drop(back);
+            // Whoever is asked may want to look at the ledger.
             if until.is_some_and(|until| until.has_passed(Instant::now())) || !go_on() {
                 return Err(Error::invalid("the wait for the next view was interrupted"));
             }
-            let (back, _) =
-                self.changed.wait_timeout(ledger, Duration::from_millis(50)).unwrap_or_else(PoisonError::into_inner);
-            ledger = back;
+            ledger = self.lock();
         }
     }
 }

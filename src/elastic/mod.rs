@@ -30,10 +30,10 @@ use crate::types::{Error, Generation, Result};
 
 pub use self::join::join;
 pub use self::ledger::ViewRecord;
-pub use self::sampler::ElasticSampler;
+pub use self::sampler::{ElasticSampler, epoch_order};
 pub use self::service::{OnEvent, RegistryService};
 pub use self::state::State;
-pub use self::step::{RawStep, Step, StepOutcome};
+pub use self::step::{Attempt, Changes, RawStep, Step, StepOutcome};
 
 /// What is kept of a step until it counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,6 +108,14 @@ impl Elastic {
         self.shared.lock().view.as_ref().map_or(1, |view| view.communicator.size())
     }
 
+    /// The communicator of the agreed view: the one in which the last step that counted was computed, or that of the
+    /// newcomers where members joined since. Every member finds the same one between the same two steps, while some
+    /// hear earlier than others of a view that is newer. Calls on it fail with [`Error::ViewChanged`] when it is over.
+    pub fn agreed(&self) -> Result<Communicator> {
+        let agreed = self.shared.lock().agreed.clone();
+        agreed.map(|view| view.communicator).ok_or_else(|| Error::internal("a member without a view"))
+    }
+
     /// The number of the present view.
     pub fn generation(&self) -> Generation {
         self.shared.generation()
@@ -116,7 +124,7 @@ impl Elastic {
     /// Who shares the samples of the next step, as slots in rank order: the same on every rank. Give it to
     /// [`ElasticSampler::next_batch`].
     pub fn basis(&self) -> Arc<[usize]> {
-        self.shared.lock().basis.clone()
+        self.shared.lock().agreed.as_ref().map_or_else(|| Arc::from([]), |view| view.slots.clone())
     }
 
     /// How many steps counted so far.
@@ -212,15 +220,29 @@ impl Elastic {
         let mut ledger = self.shared.lock();
         let Some(view) = &ledger.view else { return Ok(()) };
         let (generation, cause) = (view.generation, view.cause.clone());
-        let is_new = generation > ledger.seen && ledger.seen > Generation(0);
-        if std::mem::take(&mut ledger.given_up) || (self.keep == Keep::Nothing && is_new) {
+        if std::mem::take(&mut ledger.given_up) {
             ledger.seen = generation;
             return Err(Error::ViewChanged { generation, cause });
         }
         if ledger.is_sync_due() {
-            return Err(Error::invalid("members joined that do not have the state: call sync before the next step"));
+            return Err(Error::invalid(
+                "members joined that do not have the state, as all of them at the beginning: sync comes before the next \
+                 step",
+            ));
         }
         Ok(())
+    }
+
+    /// Where nothing is kept, refuses to run a step in another view than the agreed one, once on each member: all of them
+    /// find this at the same step, however late they hear of the view.
+    fn expect_agreed(&self, view: &Installed) -> Result<()> {
+        let mut ledger = self.shared.lock();
+        let is_agreed = ledger.agreed.as_ref().is_some_and(|agreed| agreed.generation == view.generation);
+        if is_agreed || std::mem::replace(&mut ledger.is_told, true) {
+            return Ok(());
+        }
+        ledger.seen = view.generation;
+        Err(Error::ViewChanged { generation: view.generation, cause: view.cause.clone() })
     }
 
     fn see(&self, generation: Generation) {

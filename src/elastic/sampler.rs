@@ -101,7 +101,7 @@ impl ElasticSampler {
         let fresh = (count - again).min(self.length - self.taken);
         if fresh > 0 {
             let (length, seed, epoch) = (self.length, self.seed, self.epoch);
-            let order = self.order.get_or_insert_with(|| order(length, seed, epoch));
+            let order = self.order.get_or_insert_with(|| epoch_order(length as u32, seed, epoch));
             window.extend(order[self.taken..self.taken + fresh].iter().map(|&sample| sample as usize));
             self.taken += fresh;
         }
@@ -142,9 +142,10 @@ impl ElasticSampler {
     }
 }
 
-/// The order of an epoch: Fisher and Yates' shuffle, with numbers from SplitMix64 (Steele, Lea, Flood 2014).
-fn order(length: usize, seed: Option<u64>, epoch: u64) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..length as u32).collect();
+/// The order of an epoch's samples: from 0 on without a seed, shuffled with one. The same everywhere.
+pub fn epoch_order(length: u32, seed: Option<u64>, epoch: u64) -> Vec<u32> {
+    // Fisher and Yates' shuffle, with numbers from SplitMix64 (Steele, Lea, Flood 2014).
+    let mut order: Vec<u32> = (0..length).collect();
     if let Some(seed) = seed {
         let mut state = seed ^ epoch.wrapping_mul(0xd134_2543_de82_ef95);
         for last in (1..order.len()).rev() {
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     fn epochs_and_seeds_differ_and_without_a_seed_the_order_stays() {
-        let epoch = |seed, epoch| order(50, seed, epoch);
+        let epoch = |seed, epoch| epoch_order(50, seed, epoch);
         assert_eq!(epoch(None, 3), (0..50).collect::<Vec<_>>());
         assert_eq!(epoch(Some(1), 0), epoch(Some(1), 0));
         assert_ne!(epoch(Some(1), 0), epoch(Some(1), 1));

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use super::ledger::Installed;
-use super::{Elastic, StepOutcome};
+use super::step::{Again, Manner};
+use super::{Changes, Elastic, StepOutcome};
 use crate::comm::Handle;
 use crate::sys::points::{Point, reach};
 use crate::types::{DataType, Error, Generation, Result};
@@ -20,6 +21,26 @@ pub trait State {
 
     /// Takes over the state that another rank saved.
     fn load(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// What may differ between ranks, such as running statistics. When newcomers come, all ranks take over that of the
+    /// first one that has the state.
+    fn save_own(&self) -> Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    /// Takes over what [`save_own`](Self::save_own) gave on the first rank that has the state: on that rank too, and after
+    /// [`load`](Self::load) on those that lacked it.
+    fn load_own(&mut self, _bytes: &[u8]) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What a transfer brought.
+struct Received {
+    /// The state, where it was lacking.
+    common: Option<Vec<u8>>,
+    /// The first holder's own.
+    own: Vec<u8>,
 }
 
 /// How much one of those who have the state sends at a time. Large enough to run at the links' speed, small enough that
@@ -39,17 +60,23 @@ impl Elastic {
     /// [`Error::StateDiffers`] names ranks whose states differ, though they should be equal. What `state` returns. As
     /// [`step`](Self::step) otherwise.
     pub fn sync(&self, state: &mut dyn State) -> Result<StepOutcome> {
+        // Whatever was given up before, this is the way back.
+        self.shared.lock().given_up = false;
+        let manner = Manner { changes: Changes::Allowed, again: Again::Always };
         loop {
             let mut received = None;
             let mut reached = Generation(0);
-            let outcome = self.run_step(None, &mut |view| {
+            let outcome = self.run_step(None, manner, &mut |view| {
                 received = self.transfer(view, state)?;
                 reached = view.joined;
                 Ok(())
             })?;
-            if let Some(bytes) = received {
-                state.load(&bytes)?;
-                reach(Point::Loaded);
+            if let Some(Received { common, own }) = received {
+                if let Some(bytes) = common {
+                    state.load(&bytes)?;
+                    reach(Point::Loaded);
+                }
+                state.load_own(&own)?;
             }
             let mut ledger = self.shared.lock();
             ledger.has_state = true;
@@ -61,8 +88,8 @@ impl Elastic {
         }
     }
 
-    /// One attempt, in one view. Returns what this rank received, if it lacked the state.
-    fn transfer(&self, view: &Installed, state: &dyn State) -> Result<Option<Vec<u8>>> {
+    /// One attempt, in one view. Returns what this rank received, if any rank lacked the state.
+    fn transfer(&self, view: &Installed, state: &dyn State) -> Result<Option<Received>> {
         let comm = &view.communicator;
         let mut has = vec![0u8; comm.size()];
         let here = self.shared.lock().has_state;
@@ -83,24 +110,32 @@ impl Elastic {
         }
         let is_holder = holders.contains(&comm.rank());
         let saved = if is_holder { state.save()? } else { Vec::new() };
+        let mut own = if comm.rank() == holders[0] { state.save_own()? } else { Vec::new() };
         let digest = xxhash_rust::xxh3::xxh3_64(&saved);
-        let mut told = vec![[0u64; 2]; comm.size()].concat();
-        comm.allgather(&[saved.len() as u64, digest], &mut told)?;
-        let of = |rank: usize| (told[2 * rank], told[2 * rank + 1]);
+        let mut told = vec![[0u64; 3]; comm.size()].concat();
+        comm.allgather(&[saved.len() as u64, digest, own.len() as u64], &mut told)?;
+        let of = |rank: usize| (told[3 * rank], told[3 * rank + 1]);
         if let Some(&other) = holders.iter().find(|&&rank| of(rank) != of(holders[0])) {
             return Err(Error::StateDiffers { ranks: [holders[0], other] });
         }
         let (length, digest) = of(holders[0]);
-        let length = usize::try_from(length).map_err(|_| Error::invalid("a state beyond this machine's memory"))?;
+        if comm.rank() != holders[0] {
+            own = room(told[3 * holders[0] + 2])?;
+        }
+        comm.broadcast(&mut own, holders[0])?;
         let lacking: Vec<usize> = (0..comm.size()).filter(|rank| !holders.contains(rank)).collect();
-        let chunks = (0..length.div_ceil(CHUNK)).map(|number| (number * CHUNK, CHUNK.min(length - number * CHUNK)));
+        let chunks = |length: usize| {
+            (0..length.div_ceil(CHUNK)).map(move |number| (number * CHUNK, CHUNK.min(length - number * CHUNK)))
+        };
         let mut flight = Flight(Vec::new());
         reach(Point::Transfer);
         if is_holder {
             let me = holders.iter().position(|&rank| rank == comm.rank()).unwrap_or(0);
             let saved = Arc::new(saved);
-            for (start, bytes) in
-                chunks.enumerate().filter(|(number, _)| number % holders.len() == me).map(|(_, chunk)| chunk)
+            for (start, bytes) in chunks(saved.len())
+                .enumerate()
+                .filter(|(number, _)| number % holders.len() == me)
+                .map(|(_, chunk)| chunk)
             {
                 for &to in &lacking {
                     let to = (to, TAG);
@@ -112,15 +147,11 @@ impl Elastic {
                 }
             }
             flight.land(self)?;
-            return Ok(None);
+            return Ok(Some(Received { common: None, own }));
         }
-        let mut received = Vec::new();
-        received.try_reserve_exact(length).map_err(|_| {
-            Error::environment(format_args!("no memory for {length} bytes of state"), "use a larger host")
-        })?;
-        received.resize(length, 0u8);
+        let mut received = room(length)?;
         let base: *mut u8 = received.as_mut_ptr();
-        for (number, (start, bytes)) in chunks.enumerate() {
+        for (number, (start, bytes)) in chunks(received.len()).enumerate() {
             let from = (holders[number % holders.len()], TAG);
             // SAFETY: a part of `received` that no other receive has; it outlives the flight, which ends before it is
             // looked at or dropped.
@@ -131,8 +162,20 @@ impl Elastic {
         if xxhash_rust::xxh3::xxh3_64(&received) != digest {
             return Err(Error::internal("the state arrived with another digest than it was sent with"));
         }
-        Ok(Some(received))
+        Ok(Some(Received { common: Some(received), own }))
     }
+}
+
+/// Memory for what is to come.
+fn room(length: u64) -> Result<Vec<u8>> {
+    let mut room = Vec::new();
+    let fits = usize::try_from(length).is_ok_and(|length| room.try_reserve_exact(length).is_ok());
+    if !fits {
+        let what = format_args!("no memory for {length} bytes of state");
+        return Err(Error::environment(what, "use a larger host"));
+    }
+    room.resize(length as usize, 0u8);
+    Ok(room)
 }
 
 /// Operations in flight on memory of this frame.

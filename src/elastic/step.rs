@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::control::Command;
-use super::ledger::{Computed, Installed};
+use super::ledger::{Held, Installed};
 use super::{Elastic, Keep};
-use crate::comm::{Call, Handle};
+use crate::comm::{Call, Communicator, Handle};
 use crate::sys::points::{Point, reach};
 use crate::types::{Element, Error, Generation, ReduceOp, Reduction, Result};
 
@@ -33,6 +33,44 @@ pub struct StepOutcome {
     /// How long the step was held up by a change of the view: from the first call that could not go on, or the agreement
     /// to change, until the step counted or the new view was there.
     pub held_up: Duration,
+}
+
+/// Whether members may come and go behind a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Changes {
+    /// They may: the program is between two training steps there, with a state that newcomers can go on from.
+    #[default]
+    Allowed,
+    /// Newcomers and those that are asked to go wait for a later step. Those that fall do not: the step is run again
+    /// without them all the same.
+    PutOff,
+}
+
+/// One attempt at a step: the view that it is run in.
+#[derive(Clone, Copy)]
+pub struct Attempt<'a> {
+    /// The members' communicator.
+    pub communicator: &'a Communicator,
+    /// Their slots, in rank order.
+    pub slots: &'a [usize],
+}
+
+/// When a step that does not count is run again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Again {
+    /// Never: nothing was kept of it.
+    Never,
+    /// Unless newcomers, who know nothing of it, had to be let in.
+    Alike,
+    /// With whoever is there.
+    Always,
+}
+
+/// How a step is run.
+#[derive(Clone, Copy)]
+pub(super) struct Manner {
+    pub changes: Changes,
+    pub again: Again,
 }
 
 /// A step under construction, untyped, for bindings: see [`Elastic::step`] for the safe one.
@@ -88,16 +126,42 @@ impl RawStep {
         self.add(elastic, Kept::new(call, input, output))
     }
 
+    /// Whether the collectives that were started have ended, well or not. Does not wait.
+    pub fn poll(&self) -> bool {
+        self.kept.iter().filter_map(|kept| kept.handle.as_ref()).all(|handle| handle.poll().is_some())
+    }
+
     /// Waits for the collectives, agrees with the others that they count, and delivers the results.
     ///
     /// # Errors
     ///
     /// As [`Elastic::step`].
     pub fn finish(&mut self, elastic: &Elastic) -> Result<StepOutcome> {
+        self.finish_with(elastic, Changes::Allowed, &mut |_| Ok(()))
+    }
+
+    /// As [`finish`](Self::finish), with more to do in the step: `also` is called in each view that the step is tried in,
+    /// once the collectives are done, and may make any calls there. What it gives counts only when this returns `Ok`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Elastic::step`], and what `also` returns: [`Error::ViewChanged`] and [`Error::PeerFailed`] (of a rank of the
+    /// attempt's communicator) say that the view is over, any other error ends the step on this rank.
+    pub fn finish_with(
+        &mut self,
+        elastic: &Elastic,
+        changes: Changes,
+        also: &mut dyn FnMut(Attempt<'_>) -> Result<()>,
+    ) -> Result<StepOutcome> {
         if self.kept.is_empty() {
             elastic.expect_no_change()?;
         }
-        let outcome = elastic.run_step(self.view.clone(), &mut |view| self.run(elastic, view))?;
+        let again = if elastic.keep() == Keep::Inputs { Again::Alike } else { Again::Never };
+        let manner = Manner { changes, again };
+        let outcome = elastic.run_step(self.view.clone(), manner, &mut |view| {
+            self.run(elastic, view)?;
+            also(Attempt { communicator: &view.communicator, slots: &view.slots })
+        })?;
         reach(Point::Counted);
         for kept in self.kept.drain(..) {
             if let Some((staged, target, bytes)) = kept.staged {
@@ -116,12 +180,20 @@ impl RawStep {
             elastic.expect_no_change()?;
             // A view that is over, or has not come, is found when the step is finished.
             self.view = elastic.current_view()?;
+            if let (Keep::Nothing, Some(view)) = (elastic.keep(), &self.view) {
+                elastic.expect_agreed(view)?;
+            }
         }
         self.kept.push(kept);
-        match (&self.view, self.kept.last_mut()) {
+        let started = match (&self.view, self.kept.last_mut()) {
             (Some(view), Some(last)) => last.start(view),
             _ => Ok(()),
+        };
+        if started.is_err() {
+            // Nothing was sent: the step is as it was.
+            self.kept.pop();
         }
+        started
     }
 
     /// Runs everything in `view`, as far as it has not been started there, and waits for it.
@@ -241,19 +313,63 @@ impl Elastic {
         step.raw.finish(self)
     }
 
+    /// Runs `body` as a step: in one view after the other until it counts. Its calls are made on the attempt's
+    /// communicator, and its last value is returned with the outcome.
+    ///
+    /// # Errors
+    ///
+    /// As [`RawStep::finish_with`].
+    pub fn step_in_views<T>(
+        &self,
+        changes: Changes,
+        mut body: impl FnMut(Attempt<'_>) -> Result<T>,
+    ) -> Result<(T, StepOutcome)> {
+        let mut value = None;
+        let outcome = RawStep::default().finish_with(self, changes, &mut |attempt| {
+            value = Some(body(attempt)?);
+            Ok(())
+        })?;
+        // A step that counts has been run to its end.
+        value.map(|value| (value, outcome)).ok_or_else(|| Error::internal("a step that counts was not run"))
+    }
+
+    /// After a step that failed on every member, before the next: agrees with the others on the view, so that
+    /// [`agreed`](Self::agreed) is the same on all of them again. Where newcomers joined it is so already.
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step).
+    pub fn settle(&self) -> Result<()> {
+        if self.shared.lock().is_sync_due() {
+            return Ok(());
+        }
+        let manner = Manner { changes: Changes::PutOff, again: Again::Alike };
+        self.run_step(None, manner, &mut |_| Ok(())).map(drop)
+    }
+
     /// Runs `attempt` in one view after the other until it counts; first in `begun`, the view in which something of it
     /// has been started already.
     pub(super) fn run_step(
         &self,
         begun: Option<Installed>,
+        manner: Manner,
         attempt: &mut dyn FnMut(&Installed) -> Result<()>,
     ) -> Result<StepOutcome> {
         let number = self.shared.lock().counted + 1;
-        let mut view = begun.map_or_else(|| self.wait_for_view(Generation(0)), Ok)?;
+        let mut view = match begun {
+            Some(view) => view,
+            None => {
+                let view = self.wait_for_view(Generation(0))?;
+                if manner.again == Again::Never {
+                    self.expect_agreed(&view)?;
+                }
+                view
+            }
+        };
         let mut stuck: Option<Instant> = None;
         let first = view.generation;
         loop {
-            match attempt(&view).and_then(|()| self.commit(&view, number)) {
+            match attempt(&view).and_then(|()| self.commit(&view, number, manner.changes)) {
                 Ok(wanted) if self.shared.lock().pass(view.generation, wanted) => {
                     return self.finish(first, view, number, wanted, stuck);
                 }
@@ -274,8 +390,10 @@ impl Elastic {
                 return Ok(self.outcome(first, &view, number, stuck));
             }
             let given_up = std::mem::take(&mut self.shared.lock().given_up);
-            if self.keep() == Keep::Nothing || given_up {
-                self.see(view.generation);
+            if manner.again == Again::Never || (given_up && manner.again == Again::Alike) {
+                let mut ledger = self.shared.lock();
+                ledger.is_told = true;
+                ledger.seen = ledger.seen.max(view.generation);
                 return Err(Error::ViewChanged { generation: view.generation, cause: view.cause.clone() });
             }
         }
@@ -283,8 +401,11 @@ impl Elastic {
 
     /// Enters the commit of step `number`: an agreement that every member has all results. Returns whether a change is
     /// wanted now, by anyone.
-    fn commit(&self, view: &Installed, number: u64) -> Result<bool> {
+    fn commit(&self, view: &Installed, number: u64, changes: Changes) -> Result<bool> {
         reach(Point::Here);
+        let closed = changes == Changes::PutOff;
+        // Steps of two kinds are different ones.
+        let kind = (number << 1) | u64::from(closed);
         let mut words = {
             let mut ledger = self.shared.lock();
             // From here on this member can be told that the step counts. Not if the view has ended meanwhile: the
@@ -292,8 +413,8 @@ impl Elastic {
             if !ledger.runs_in(view.generation) {
                 return Err(Error::ViewChanged { generation: view.generation, cause: "the view is over".into() });
             }
-            ledger.held = Some(Computed { generation: view.generation, slots: view.slots.clone() });
-            [u64::from(ledger.wanted), number, !number]
+            ledger.held = Some(Held { view: view.clone(), closed });
+            [u64::from(ledger.wanted && !closed), kind, !kind]
         };
         if view.communicator.size() > 1 {
             let call = Call::allreduce(u64::DATA_TYPE, words.len(), ReduceOp::Max).in_place(true);
@@ -305,10 +426,13 @@ impl Elastic {
         }
         reach(Point::Committed);
         let [wanted, highest, lowest] = words;
-        if highest != number || lowest != !number {
-            return Err(Error::internal(format_args!(
-                "ranks commit different steps: {} to {highest}, this rank {number}",
-                !lowest
+        if highest != kind || lowest != !kind {
+            let name = |kind: u64| format!("{}{}", kind >> 1, if kind & 1 == 1 { " (changes put off)" } else { "" });
+            return Err(Error::invalid(format_args!(
+                "ranks commit different steps: {} and {}, this rank {}",
+                name(!lowest),
+                name(highest),
+                name(kind)
             )));
         }
         Ok(wanted != 0)
@@ -342,7 +466,7 @@ impl Elastic {
         let view_changed = now.generation > ledger.seen;
         ledger.seen = ledger.seen.max(now.generation);
         let (generation, contributors) =
-            ledger.computed.clone().map_or((first, Arc::from([])), |of| (of.generation, of.slots));
+            ledger.computed.as_ref().map_or((first, Arc::from([])), |of| (of.generation, of.slots.clone()));
         let joined = ledger.is_sync_due();
         let held_up = stuck.map_or(Duration::ZERO, |since| since.elapsed());
         StepOutcome { step: number, generation, contributors, joined, view_changed, left: false, held_up }

@@ -267,7 +267,7 @@ impl Large {
                     self.last[number][1] = at;
                     self.schedule(at, Event::ToRegistry(number, message));
                 }
-                member::Action::Suspend { .. } => member.handle_suspended(now, 7, number != 0),
+                member::Action::Suspend { .. } => member.handle_suspended(now, 7, number != 0, false),
                 member::Action::Wanted => member.handle_boundary(now, 7),
                 member::Action::Install(_) => self.installed = self.now,
                 _ => {}

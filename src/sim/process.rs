@@ -3,7 +3,7 @@
 use super::bugs::Bug;
 use super::network::{Connection, End};
 use super::plan::{MILLI, Point, SECOND, Time};
-use super::work::{Engine, Place};
+use super::work::{Engine, Place, is_closed};
 use super::world::{Event, World};
 use crate::membership::member::{Action, Installation, Member, MemberConfig, Outcome, Stop};
 use crate::membership::registry::Broken;
@@ -301,6 +301,14 @@ impl World {
         };
         if installation.outcome == Outcome::Counted && !before.holds_at_stop {
             self.checks.fail(format!("{by} is told to apply step {}, and lacks its results", before.counted + 1));
+        }
+        if matches!(installation.outcome, Outcome::Counted | Outcome::Boundary)
+            && !installation.joined.is_empty()
+            && is_closed(installation.counted)
+            && members.len() - installation.joined.len() >= self.plan.config.min_np
+        {
+            self.checks
+                .fail(format!("{by} sees others come in behind step {}, which lets nobody in", installation.counted));
         }
         if installation.outcome == Outcome::GivenUp {
             let stayed = members.len() - installation.joined.len();

@@ -46,6 +46,11 @@ impl Stages {
     }
 }
 
+/// Whether nobody may come in behind a step: all know it, as they run the same program.
+pub(super) fn is_closed(step: u64) -> bool {
+    step % 3 == 1
+}
+
 /// Where a process is in its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -151,7 +156,7 @@ impl World {
         };
         let Some(key) = process.engine.stage() else { return };
         let (members, generation) = (process.engine.members.clone(), process.engine.generation);
-        let is_wanted = process.engine.is_wanted;
+        let is_wanted = process.engine.is_wanted && !is_closed(key.1);
         let stage = self.stages.0.entry(key).or_default();
         if stage.members.is_empty() {
             stage.members.clone_from(&members);
@@ -264,7 +269,7 @@ impl World {
         }
         process.engine.place = Place::Frozen;
         process.engine.epoch += 1;
-        self.with_member(number, |member, now| member.handle_suspended(now, counted, holds));
+        self.with_member(number, |member, now| member.handle_suspended(now, counted, holds, is_closed(counted + 1)));
     }
 
     /// What a process that ends had sent arrives at some, and not at others.

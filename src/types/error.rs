@@ -147,7 +147,9 @@ impl Error {
             Self::Timeout { .. } => {
                 "look at what the ranks waited for are doing; PHALANX_TIMEOUT (while ranks meet: PHALANX_START_TIMEOUT) sets the limit"
             }
-            Self::ViewChanged { .. } => "restore the state of the last commit, and go on in the new view",
+            Self::ViewChanged { .. } => {
+                "restore the state of the last commit, and go on in the new view, with groups made anew"
+            }
             Self::Evicted { .. } => "exit, or join again as a newcomer; the others have the state",
             Self::StateDiffers { .. } => {
                 "keep in the state only what every rank computes alike, and start all ranks from the same checkpoint"

@@ -7,3 +7,4 @@ mod rejoin;
 mod steps;
 mod strangers;
 mod support;
+mod views;

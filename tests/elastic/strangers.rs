@@ -206,7 +206,7 @@ fn one_with_the_key_that_is_no_member_speaks_for_none() {
     undisturbed(|job| {
         let mut stranger = prove(job, &job.key(), Purpose::Registry).expect("the key is right");
         let generation = Generation(1);
-        let report = Report { generation, counted: 1_000_000, holds: true, boundary: false };
+        let report = Report { generation, counted: 1_000_000, holds: true, boundary: false, closed: false };
         for message in [
             ToRegistry::Report(report),
             ToRegistry::Suspect { generation, slot: 1, detail: "so they say".into() },

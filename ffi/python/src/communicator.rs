@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 
 use phalanx::comm::{self, Call};
 use phalanx::python::{invalid, seconds};
-use phalanx::types::{Algorithm, DataType, ReduceOp, Reduction};
+use phalanx::types::{self, Algorithm, DataType, Error, Generation, ReduceOp, Reduction};
 use pyo3::prelude::*;
 
 use crate::handle::{Handle, SIGNAL_PERIOD, Signals};
@@ -13,7 +13,7 @@ use crate::memory::Memory;
 use crate::numbers;
 use crate::process::Birth;
 
-type Argument<'a, 'py> = &'a Bound<'py, Memory>;
+pub type Argument<'a, 'py> = &'a Bound<'py, Memory>;
 
 /// A group of ranks that make collective calls together.
 ///
@@ -23,6 +23,30 @@ type Argument<'a, 'py> = &'a Bound<'py, Memory>;
 pub struct Communicator {
     inner: ManuallyDrop<comm::Communicator>,
     birth: Birth,
+    life: Life,
+}
+
+/// How long a communicator lasts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// As long as the job.
+    Job,
+    /// As long as a view of an elastic job.
+    View,
+    /// As long as a view, and it is a group: that a peer is lost means that the view ends, and nobody else is to be told.
+    Group,
+}
+
+impl Life {
+    /// The outcome in the words of whoever holds the communicator.
+    pub fn judge(self, generation: Generation, outcome: types::Result<()>) -> types::Result<()> {
+        match outcome {
+            Err(Error::PeerFailed { detail, .. }) if self == Life::Group => {
+                Err(Error::ViewChanged { generation, cause: detail })
+            }
+            outcome => outcome,
+        }
+    }
 }
 
 impl Drop for Communicator {
@@ -45,7 +69,7 @@ struct Needs {
     output: usize,
 }
 
-fn check(name: &str, memory: &Memory, dtype: DataType, count: usize) -> PyResult<()> {
+pub fn check(name: &str, memory: &Memory, dtype: DataType, count: usize) -> PyResult<()> {
     if memory.data_type() != dtype || memory.element_count() != count {
         return Err(invalid(format_args!(
             "{name} of {} elements of {} given, {count} elements of {dtype} expected",
@@ -56,7 +80,7 @@ fn check(name: &str, memory: &Memory, dtype: DataType, count: usize) -> PyResult
     Ok(())
 }
 
-fn check_apart(input: &Memory, output: &Memory) -> PyResult<()> {
+pub fn check_apart(input: &Memory, output: &Memory) -> PyResult<()> {
     let range = |memory: &Memory| (memory.pointer() as usize, memory.pointer() as usize + memory.bytes());
     let ((input_start, input_end), (output_start, output_end)) = (range(input), range(output));
     if input_start < output_end && output_start < input_end {
@@ -74,11 +98,29 @@ fn sum(counts: &[usize]) -> PyResult<usize> {
 
 impl Communicator {
     pub fn new(inner: comm::Communicator) -> Self {
-        Self { inner: ManuallyDrop::new(inner), birth: Birth::here() }
+        Self { inner: ManuallyDrop::new(inner), birth: Birth::here(), life: Life::Job }
+    }
+
+    /// The communicator of a view of an elastic job.
+    pub fn of_view(inner: comm::Communicator, birth: Birth) -> Self {
+        Self { inner: ManuallyDrop::new(inner), birth, life: Life::View }
     }
 
     fn with(&self, inner: comm::Communicator) -> Self {
-        Self { inner: ManuallyDrop::new(inner), birth: self.birth }
+        Self { inner: ManuallyDrop::new(inner), birth: self.birth, life: self.life }
+    }
+
+    fn group(&self, inner: comm::Communicator) -> Self {
+        let life = if self.life == Life::Job { Life::Job } else { Life::Group };
+        Self { inner: ManuallyDrop::new(inner), birth: self.birth, life }
+    }
+
+    fn judge(&self, outcome: types::Result<()>) -> types::Result<()> {
+        self.life.judge(self.inner.view().generation, outcome)
+    }
+
+    fn handle(&self, handle: comm::Handle) -> Handle {
+        Handle::new(handle, self.birth, self.life, self.inner.view().generation)
     }
 
     fn size(&self) -> usize {
@@ -107,7 +149,7 @@ impl Communicator {
             let mut go_on = || signals.are_quiet();
             self.inner.run_while(call, input as *const u8, output as *mut u8, SIGNAL_PERIOD, &mut go_on)
         });
-        signals.outcome(py, outcome)
+        signals.outcome(py, self.judge(outcome))
     }
 
     /// Runs or starts a call whose memory is checked here.
@@ -141,7 +183,7 @@ impl Communicator {
         let keep = [input, output].map(|memory| memory.map(|memory| memory.clone().unbind()));
         // SAFETY: the lengths were checked against the call, and what is kept holds the memory until the end.
         let handle = unsafe { self.inner.submit(&call, from, to, Some(Box::new(keep)))? };
-        Ok(Some(Handle::new(handle, self.birth)))
+        Ok(Some(self.handle(handle)))
     }
 }
 
@@ -215,7 +257,7 @@ impl Communicator {
         let mut signals = Signals::default();
         let group = py.detach(|| self.inner.split_while(color, key, SIGNAL_PERIOD, &mut || signals.are_quiet()));
         let group = signals.outcome(py, group)?;
-        Ok(group.map(|group| self.with(group)))
+        Ok(group.map(|group| self.group(group)))
     }
 
     /// The given ranks, in the given order; `None` on ranks that are not among them.
@@ -226,7 +268,7 @@ impl Communicator {
     ) -> PyResult<Option<Self>> {
         self.birth.check()?;
         let group = py.detach(|| self.inner.subgroup(&ranks))?;
-        Ok(group.map(|group| self.with(group)))
+        Ok(group.map(|group| self.group(group)))
     }
 
     /// The fast path: replaces `count` elements at an address by their reduction over all ranks. The caller answers
@@ -467,7 +509,7 @@ impl Communicator {
             let pointer = memory.pointer().cast_const();
             self.inner.submit_send(memory.data_type(), pointer, memory.element_count(), (to, tag), Some(keep))?
         };
-        Handle::new(handle, self.birth).finish(py, wait)
+        self.handle(handle).finish(py, wait)
     }
 
     /// Receives from another rank.
@@ -490,7 +532,7 @@ impl Communicator {
             let pointer = memory.pointer();
             self.inner.submit_recv(memory.data_type(), pointer, memory.element_count(), (source, tag), Some(keep))?
         };
-        Handle::new(handle, self.birth).finish(py, wait)
+        self.handle(handle).finish(py, wait)
     }
 
     /// Gives every rank's numbers, as many from each, to every rank: the small exchange before a collective whose

@@ -4,9 +4,11 @@ use std::time::{Duration, Instant};
 
 use phalanx::comm;
 use phalanx::python::seconds;
+use phalanx::types::Generation;
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
+use crate::communicator::Life;
 use crate::process::Birth;
 
 /// How long a thread waits before it looks whether Python has a signal to handle. Short enough for Ctrl-C to feel
@@ -18,11 +20,13 @@ pub const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
 pub struct Handle {
     inner: comm::Handle,
     birth: Birth,
+    life: Life,
+    generation: Generation,
 }
 
 impl Handle {
-    pub fn new(inner: comm::Handle, birth: Birth) -> Self {
-        Self { inner, birth }
+    pub fn new(inner: comm::Handle, birth: Birth, life: Life, generation: Generation) -> Self {
+        Self { inner, birth, life, generation }
     }
 
     /// With `wait`, waits for the end, and gives the operation up on every rank when a signal's handler raises.
@@ -32,7 +36,7 @@ impl Handle {
         }
         let mut signals = Signals::default();
         let outcome = py.detach(|| self.inner.wait_while(SIGNAL_PERIOD, &mut || signals.are_quiet()));
-        signals.outcome(py, outcome).map(|()| None)
+        signals.outcome(py, self.life.judge(self.generation, outcome)).map(|()| None)
     }
 }
 
@@ -76,7 +80,7 @@ impl Handle {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.birth.check()?;
         if let Some(outcome) = self.inner.poll() {
-            return told(py, outcome);
+            return told(py, self.life.judge(self.generation, outcome));
         }
         let limit = timeout.map(seconds).transpose()?;
         let started = Instant::now();
@@ -84,7 +88,7 @@ impl Handle {
             let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
             let period = left.map_or(SIGNAL_PERIOD, |left| left.min(SIGNAL_PERIOD));
             if let Some(outcome) = py.detach(|| self.inner.wait_for(period)) {
-                return told(py, outcome);
+                return told(py, self.life.judge(self.generation, outcome));
             }
             py.check_signals()?;
             if left.is_some_and(|left| left.is_zero()) {

@@ -84,7 +84,7 @@ impl Memory {
 
     /// The memory of an object with the buffer protocol or DLPack. Nothing is copied.
     #[staticmethod]
-    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let from_buffer = Buffer::of(object).and_then(|buffer| {
             let Some(buffer) = buffer else { return Ok(None) };
             let (shape, dtype) = (buffer.shape()?, buffer.dtype()?);

@@ -1,7 +1,8 @@
 """All tests of the Python package: `python run.py [--ranks 1,2,3,4] [pytest's arguments]`.
 
-The tests of `alone/` run in one process, those of `ranks/` under `phalanx run` with each number of ranks. The package
-must be installed; tests that need NumPy or PyTorch are skipped, with the reason, where these are not.
+The tests of `alone/` run in one process, those of `elastic/` start jobs of their own, those of `ranks/` run under
+`phalanx run` with each number of ranks. The package must be installed; tests that need NumPy or PyTorch are skipped,
+with the reason, where these are not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def main() -> int:
     options, rest = parser.parse_known_args()
     # A wait that should have ended must not hold up the tests for the usual five minutes.
     environment = os.environ | {"PHALANX_TIMEOUT": os.environ.get("PHALANX_TIMEOUT", "60"), "OMP_NUM_THREADS": "1"}
-    commands = [[sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "alone"), *rest]]
+    single = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    commands = [[*single, str(HERE / part), *rest] for part in ("alone", "elastic")]
     for ranks in options.ranks.split(","):
         launcher = [sys.executable, "-m", "phalanx", "run", "-np", ranks]
         commands.append([*launcher, sys.executable, str(HERE / "one_rank.py"), *rest])

@@ -316,23 +316,23 @@ impl Member {
     }
 
     /// The engine has stopped, as [`Action::Suspend`] asked: it has passed `counted` commits, and `holds` says whether
-    /// it has entered the next one. Not to be called when the engine was at a boundary already, nor for a view that is
-    /// over.
-    pub fn handle_suspended(&mut self, now: Instant, counted: u64, holds: bool) {
+    /// it has entered the next one; `closed`, that nobody may come in behind that. Not to be called when the engine was at
+    /// a boundary already, nor for a view that is over.
+    pub fn handle_suspended(&mut self, now: Instant, counted: u64, holds: bool, closed: bool) {
         if std::mem::take(&mut self.is_suspending) {
-            self.freeze(now, counted, holds, false);
+            self.freeze(now, (counted, holds, false, closed && holds));
         }
     }
 
     /// The engine has passed commit number `counted`, with which all members agreed to stop, and stands still behind it.
     pub fn handle_boundary(&mut self, now: Instant, counted: u64) {
         self.is_suspending = false;
-        self.freeze(now, counted, false, true);
+        self.freeze(now, (counted, false, true, false));
     }
 
-    fn freeze(&mut self, now: Instant, counted: u64, holds: bool, boundary: bool) {
+    fn freeze(&mut self, now: Instant, (counted, holds, boundary, closed): (u64, bool, bool, bool)) {
         let Some(generation) = self.generation().filter(|_| self.frozen.is_none() && !self.is_over) else { return };
-        let report = Report { generation, counted, holds, boundary };
+        let report = Report { generation, counted, holds, boundary, closed };
         self.frozen = Some(report);
         self.needs_since.get_or_insert(now);
         self.send(ToRegistry::Report(report));

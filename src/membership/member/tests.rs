@@ -89,8 +89,8 @@ fn a_member_goes_from_view_to_view() {
     let (now, mut member) = running();
     member.handle_message(now, prepare(1));
     assert!(matches!(&actions(&mut member)[..], [Action::Suspend { generation: Generation(1), .. }]));
-    member.handle_suspended(now, 4, true);
-    let report = Report { generation: Generation(1), counted: 4, holds: true, boundary: false };
+    member.handle_suspended(now, 4, true, false);
+    let report = Report { generation: Generation(1), counted: 4, holds: true, boundary: false, closed: false };
     assert_eq!(actions(&mut member), [Action::Send(ToRegistry::Report(report))]);
     member.handle_message(now, view(2, 5, Members::Change(records(&[7])), &[1]));
     assert_eq!(installed(&mut member), (2, 1, vec![0, 2, 7], Outcome::Counted));
@@ -99,7 +99,7 @@ fn a_member_goes_from_view_to_view() {
     member.handle_message(now, view(1, 0, Members::All(records(&[0, 1, 2])), &[]));
     member.handle_message(now, prepare(1));
     member.handle_message(now, FromRegistry::Wanted { generation: Generation(1) });
-    member.handle_suspended(now, 4, true);
+    member.handle_suspended(now, 4, true, false);
     assert_eq!(actions(&mut member), []);
 }
 
@@ -128,7 +128,7 @@ fn what_becomes_of_the_step_under_way() {
             member.handle_boundary(now, passed);
         } else {
             member.handle_message(now, prepare(1));
-            member.handle_suspended(now, passed, holds);
+            member.handle_suspended(now, passed, holds, false);
         }
         actions(&mut member);
         let added = records(if joins { &[3] } else { &[] });
@@ -149,9 +149,9 @@ fn one_that_stands_at_a_boundary_need_not_be_stopped() {
     member.handle_message(now, prepare(1));
     assert_eq!(actions(&mut member).len(), 1);
     member.handle_boundary(now, 3);
-    let report = Report { generation: Generation(1), counted: 3, holds: false, boundary: true };
+    let report = Report { generation: Generation(1), counted: 3, holds: false, boundary: true, closed: false };
     assert_eq!(actions(&mut member), [Action::Send(ToRegistry::Report(report))]);
-    member.handle_suspended(now, 3, false);
+    member.handle_suspended(now, 3, false, false);
     member.handle_message(now, prepare(1));
     assert_eq!(actions(&mut member), []);
 }
@@ -162,7 +162,7 @@ fn after_a_break_it_says_again_what_holds() {
     member.handle_link_lost(now, 1, "reset");
     member.handle_link_lost(now, 1, "reset");
     member.handle_message(now, prepare(1));
-    member.handle_suspended(now, 4, false);
+    member.handle_suspended(now, 4, false, false);
     member.leave(now, "SIGTERM");
     assert_eq!(actions(&mut member).len(), 4, "suspect, suspend, report, leave");
     member.handle_disconnected(now, "reset");

@@ -37,7 +37,11 @@ pub fn decide(reports: &[(Slot, Report)]) -> (Verdict, String) {
         .collect();
     let is_boundary = impossible.is_empty()
         && reports.iter().all(|(_, report)| {
-            if report.counted == counted { report.boundary } else { report.counted + 1 == counted && report.holds }
+            if report.counted == counted {
+                report.boundary
+            } else {
+                report.counted + 1 == counted && report.holds && !report.closed
+            }
         });
     let passed = reports.iter().filter(|(_, report)| report.counted == most).count();
     let reason = if all_hold {
@@ -58,12 +62,14 @@ mod tests {
     use super::*;
     use crate::types::Generation;
 
-    /// Reports as words: the number of commits passed, `+` when the next one was entered, `|` at a boundary.
+    /// Reports as words: the number of commits passed, `+` when the next one was entered, `*` when that is of a step
+    /// behind which nobody comes in, `|` at a boundary.
     fn reports(text: &str) -> Vec<(Slot, Report)> {
         let report = |(slot, word): (usize, &str)| {
-            let counted = word.trim_end_matches(['+', '|']).parse().expect("a number");
-            let (holds, boundary) = (word.ends_with('+'), word.ends_with('|'));
-            (slot, Report { generation: Generation(1), counted, holds, boundary })
+            let counted = word.trim_end_matches(['+', '*', '|']).parse().expect("a number");
+            let (closed, boundary) = (word.ends_with('*'), word.ends_with('|'));
+            let holds = word.ends_with('+') || closed;
+            (slot, Report { generation: Generation(1), counted, holds, boundary, closed })
         };
         text.split_whitespace().enumerate().map(report).collect()
     }
@@ -76,6 +82,8 @@ mod tests {
             ("7+ 7+ 7", 7, false, "step 8 is run again: 1 of 3 lack results"),
             ("7+ 7+ 7+", 8, true, "step 8 counts: all 3 hold its results"),
             ("7+", 8, true, "step 8 counts: all 1 hold its results"),
+            ("7* 7* 7*", 8, false, "step 8 counts: all 3 hold its results"),
+            ("8 7* 7*", 8, false, "step 8 counts: 1 of 3 passed its commit"),
             ("8 7+ 7+", 8, false, "step 8 counts: 1 of 3 passed its commit"),
             ("8+ 7+ 8", 8, false, "step 8 counts: 2 of 3 passed its commit"),
             ("8| 7+ 7+", 8, true, "step 8 counts: 1 of 3 passed its commit"),

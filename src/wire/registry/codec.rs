@@ -77,12 +77,13 @@ impl ToRegistry {
                 put_u32(out, *slot);
                 put_text(out, detail, MAX_TEXT);
             }
-            ToRegistry::Report(Report { generation, counted, holds, boundary }) => {
+            ToRegistry::Report(Report { generation, counted, holds, boundary, closed }) => {
                 out.push(REPORT);
                 put_u64(out, generation.0);
                 put_u64(out, *counted);
                 out.push(u8::from(*holds));
                 out.push(u8::from(*boundary));
+                out.push(u8::from(*closed));
             }
             ToRegistry::Leave { is_done, reason } => {
                 out.push(LEAVE);
@@ -132,6 +133,7 @@ impl ToRegistry {
                 counted: input.u64()?,
                 holds: input.bool()?,
                 boundary: input.bool()?,
+                closed: input.bool()?,
             }),
             LEAVE => ToRegistry::Leave { is_done: input.bool()?, reason: input.text(MAX_TEXT)? },
             STATUS_REQUEST => ToRegistry::StatusRequest,

@@ -111,6 +111,9 @@ pub struct Report {
     /// Whether it stopped right after a commit, because all members agreed to stop there. Nothing of the next step
     /// has begun.
     pub boundary: bool,
+    /// Whether nobody may come in behind the step whose commit it has entered: newcomers wait for a later one. False
+    /// where it has entered none.
+    pub closed: bool,
 }
 
 /// Whom an operator means.

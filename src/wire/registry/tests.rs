@@ -45,9 +45,11 @@ fn to_registry() -> impl Strategy<Value = ToRegistry> {
             slot,
             detail
         }),
-        (generation(), any::<(u64, bool, bool)>()).prop_map(|(generation, (counted, holds, boundary))| {
-            ToRegistry::Report(Report { generation, counted, holds, boundary })
-        }),
+        (generation(), any::<(u64, bool, bool, bool)>()).prop_map(
+            |(generation, (counted, holds, boundary, closed))| {
+                ToRegistry::Report(Report { generation, counted, holds, boundary, closed })
+            }
+        ),
         (any::<bool>(), TEXT).prop_map(|(is_done, reason)| ToRegistry::Leave { is_done, reason }),
         Just(ToRegistry::StatusRequest),
         (any::<bool>(), slot(), TEXT).prop_map(|(is_rank, number, reason)| ToRegistry::Evict {

@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
+from phalanx import elastic
 from phalanx._native import __version__
 from phalanx.communicator import Communicator, Handle
 from phalanx.errors import (
     ClosedError,
+    EvictedError,
     InternalError,
     InvalidArgumentError,
     MismatchError,
@@ -27,6 +29,9 @@ from phalanx.errors import (
     PhalanxEnvironmentError,
     PhalanxError,
     PhalanxTimeoutError,
+    RankGoneError,
+    StateDiffersError,
+    ViewChangedError,
 )
 from phalanx.objects import allgather_object, broadcast_object
 from phalanx.ops import (
@@ -51,6 +56,7 @@ __all__ = [
     "BitXor",
     "ClosedError",
     "Communicator",
+    "EvictedError",
     "Handle",
     "InternalError",
     "InvalidArgumentError",
@@ -65,8 +71,11 @@ __all__ = [
     "PhalanxError",
     "PhalanxTimeoutError",
     "Product",
+    "RankGoneError",
     "ReduceOp",
+    "StateDiffersError",
     "Sum",
+    "ViewChangedError",
     "__version__",
     "allgather",
     "allgather_async",
@@ -86,6 +95,7 @@ __all__ = [
     "broadcast_object",
     "cross_rank",
     "cross_size",
+    "elastic",
     "gather",
     "gather_async",
     "init",

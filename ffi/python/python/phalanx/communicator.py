@@ -7,8 +7,8 @@ C-contiguous. While a call waits, other Python threads run, and Ctrl-C interrupt
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from phalanx import _native
 from phalanx._native import Memory
@@ -17,10 +17,17 @@ from phalanx.errors import InvalidArgumentError
 from phalanx.ops import Average, ReduceOp
 from phalanx.rows import divide, exchange_rows, exchange_splits
 
-__all__ = ["Communicator", "Handle"]
+__all__ = ["Call", "Communicator", "Handle", "Waitable"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Waitable(Protocol):
+    """What a handle waits for."""
+
+    def wait(self, timeout: float | None = None) -> Any: ...
+    def poll(self) -> bool: ...
 
 
 class Handle(Generic[T_co]):
@@ -28,18 +35,23 @@ class Handle(Generic[T_co]):
 
     __slots__ = ("_native", "_result")
 
-    def __init__(self, native: _native.Handle, result: T_co) -> None:
+    def __init__(self, native: Waitable, result: T_co | None) -> None:
         self._native = native
         self._result = result
 
     def wait(self, timeout: float | None = None) -> T_co:
         """The result, once it is there. Raises `TimeoutError` after `timeout` seconds; the operation goes on then."""
-        self._native.wait(timeout)
-        return self._result
+        value = self._native.wait(timeout)
+        result: Any = value if self._result is None else self._result
+        return result  # type: ignore[no-any-return]
 
     def poll(self) -> bool:
         """Whether the operation has ended, well or not. Does not wait."""
         return self._native.poll()
+
+
+# A call in a communicator: its result, and what is to be waited for unless it is told to wait itself.
+Call = Callable[["Communicator", bool], tuple[T, "Waitable | None"]]
 
 
 def _elements(row_counts: Sequence[int], shape: Sequence[int]) -> list[int]:
@@ -94,6 +106,34 @@ class Communicator:
         """The number of hosts that have a rank with this local rank."""
         return self.native.cross_size
 
+    # How calls are made
+
+    def call(self, call: Call[T]) -> T:
+        """The result of a call, or of several that belong together. In an elastic job it is made anew, in each view
+        that it is tried in, until it counts: it must leave its arguments as they are."""
+        return call(self, True)[0]
+
+    def start(self, call: Call[T]) -> Handle[T]:
+        """Starts a call."""
+        return _handle(*call(self, False))
+
+    def reduce_memory(
+        self, input: Memory | None, output: Memory, op: int, prescale: float, postscale: float, wait: bool
+    ) -> Waitable | None:
+        """An allreduce from memory to memory, or in place."""
+        return self.native.allreduce(input, output, op, prescale, postscale, wait=wait)
+
+    def reduce_at(self, pointer: int, count: int, dtype: int, op: int) -> None:
+        """Replaces `count` elements at an address by their reduction. The caller answers for the address."""
+        self.native.allreduce_pointer(pointer, count, dtype, op)
+
+    def rank_here(self, rank: int) -> int:
+        """Which rank of this communicator the caller means by a rank of the one that it made a call on."""
+        return rank
+
+    def check_members(self, what: str) -> None:
+        """Raises unless all ranks of the communicator that the caller made a call on are in this one."""
+
     # Other communicators
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
@@ -101,8 +141,12 @@ class Communicator:
 
         Every rank must call it.
         """
-        group = self.native.split(color, key)
-        return None if group is None else Communicator(group)
+
+        def split(view: Communicator, wait: bool) -> tuple[Communicator | None, None]:
+            group = view.native.split(color, key)
+            return None if group is None else Communicator(group), None
+
+        return self.call(split)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         """The given ranks, in the given order; `None` for a rank that is not among them. Costs no message."""
@@ -125,11 +169,10 @@ class Communicator:
 
     def _allreduce(
         self, array: T, out: Any, op: int, prescale: float, postscale: float, wait: bool
-    ) -> tuple[T, _native.Handle | None]:
+    ) -> tuple[T, Waitable | None]:
         memory = Memory.of(array)
         result: T = new_like(array, memory, memory.shape) if out is None else out
-        handle = self.native.allreduce(memory, Memory.of(result), op, prescale, postscale, wait=wait)
-        return result, handle
+        return result, self.reduce_memory(memory, Memory.of(result), op, prescale, postscale, wait)
 
     def allreduce(
         self,
@@ -162,25 +205,24 @@ class Communicator:
         self, array: T, op: ReduceOp = Average, *, prescale_factor: float = 1.0, postscale_factor: float = 1.0
     ) -> T:
         """Replaces the array's elements by the reduction of all ranks' arrays. Returns the array."""
-        self.native.allreduce(None, Memory.of(array), op, prescale_factor, postscale_factor)
+        self.reduce_memory(None, Memory.of(array), op, prescale_factor, postscale_factor, True)
         return array
 
     def allreduce_async_(
         self, array: T, op: ReduceOp = Average, *, prescale_factor: float = 1.0, postscale_factor: float = 1.0
     ) -> Handle[T]:
         """Starts an `allreduce_`."""
-        native = self.native.allreduce(None, Memory.of(array), op, prescale_factor, postscale_factor, wait=False)
-        return Handle(native, array)
+        return _handle(array, self.reduce_memory(None, Memory.of(array), op, prescale_factor, postscale_factor, False))
 
     def _reduce(
         self, array: T, root_rank: int, op: int, out: Any, prescale: float, postscale: float, wait: bool
     ) -> tuple[T | None, _native.Handle | None]:
-        memory = Memory.of(array)
+        memory, root = Memory.of(array), self.rank_here(root_rank)
         result: T | None = None
-        if self.rank == root_rank:
+        if self.rank == root:
             result = new_like(array, memory, memory.shape) if out is None else out
         output = None if result is None else Memory.of(result)
-        return result, self.native.reduce(memory, output, op, root_rank, prescale, postscale, wait=wait)
+        return result, self.native.reduce(memory, output, op, root, prescale, postscale, wait=wait)
 
     def reduce(
         self,
@@ -193,7 +235,9 @@ class Communicator:
         postscale_factor: float = 1.0,
     ) -> T | None:
         """The reduction of all ranks' arrays at the root; `None` elsewhere."""
-        return self._reduce(array, root_rank, op, out, prescale_factor, postscale_factor, True)[0]
+        return self.call(
+            lambda view, wait: view._reduce(array, root_rank, op, out, prescale_factor, postscale_factor, wait)
+        )
 
     def reduce_async(
         self,
@@ -206,11 +250,13 @@ class Communicator:
         postscale_factor: float = 1.0,
     ) -> Handle[T | None]:
         """Starts a `reduce`."""
-        return _handle(*self._reduce(array, root_rank, op, out, prescale_factor, postscale_factor, False))
+        return self.start(
+            lambda view, wait: view._reduce(array, root_rank, op, out, prescale_factor, postscale_factor, wait)
+        )
 
     def _reducescatter(
         self, array: T, out: Any, op: int, prescale: float, postscale: float, wait: bool
-    ) -> tuple[T, _native.Handle | None]:
+    ) -> tuple[T, Waitable | None]:
         memory = Memory.of(array)
         shape = memory.shape
         if not shape:
@@ -234,7 +280,9 @@ class Communicator:
 
         The rows are divided evenly; the first ranks get one more where that does not come out.
         """
-        return self._reducescatter(array, out, op, prescale_factor, postscale_factor, True)[0]
+        return self.call(
+            lambda view, wait: view._reducescatter(array, out, op, prescale_factor, postscale_factor, wait)
+        )
 
     def reducescatter_async(
         self,
@@ -246,49 +294,53 @@ class Communicator:
         postscale_factor: float = 1.0,
     ) -> Handle[T]:
         """Starts a `reducescatter`."""
-        return _handle(*self._reducescatter(array, out, op, prescale_factor, postscale_factor, False))
+        return self.start(
+            lambda view, wait: view._reducescatter(array, out, op, prescale_factor, postscale_factor, wait)
+        )
 
     # From one to all
 
+    def _broadcast(self, array: T, memory: Memory, root_rank: int, wait: bool) -> tuple[T, Waitable | None]:
+        return array, self.native.broadcast(memory, self.rank_here(root_rank), wait=wait)
+
     def broadcast(self, array: T, root_rank: int) -> T:
         """A copy of the root's array, in a new array. On every rank `array` gives its kind, shape and type."""
-        result, memory = copy_of(array, Memory.of(array))
-        self.native.broadcast(memory, root_rank)
-        return result
+        return self.call(lambda view, wait: view._broadcast(*copy_of(array, Memory.of(array)), root_rank, wait))
 
     def broadcast_async(self, array: T, root_rank: int) -> Handle[T]:
         """Starts a `broadcast`."""
         result, memory = copy_of(array, Memory.of(array))
-        return Handle(self.native.broadcast(memory, root_rank, wait=False), result)
+        return self.start(lambda view, wait: view._broadcast(result, memory, root_rank, wait))
 
     def broadcast_(self, array: T, root_rank: int) -> T:
         """Replaces the array's elements by the root's. Returns the array."""
-        self.native.broadcast(Memory.of(array), root_rank)
-        return array
+        memory = Memory.of(array)
+        return self.call(lambda view, wait: view._broadcast(array, memory, root_rank, wait))
 
     def broadcast_async_(self, array: T, root_rank: int) -> Handle[T]:
         """Starts a `broadcast_`."""
-        return Handle(self.native.broadcast(Memory.of(array), root_rank, wait=False), array)
+        memory = Memory.of(array)
+        return self.start(lambda view, wait: view._broadcast(array, memory, root_rank, wait))
 
     def scatter(self, array: Any, out: T, root_rank: int) -> T:
         """Fills `out` with this rank's part of the root's array, which holds one part of that length for each rank.
 
         `array` is read at the root only. Returns `out`.
         """
-        self._scatter(array, out, root_rank, True)
-        return out
+        return self.call(lambda view, wait: view._scatter(array, out, root_rank, wait))
 
     def scatter_async(self, array: Any, out: T, root_rank: int) -> Handle[T]:
         """Starts a `scatter`."""
-        return _handle(out, self._scatter(array, out, root_rank, False))
+        return self.start(lambda view, wait: view._scatter(array, out, root_rank, wait))
 
-    def _scatter(self, array: Any, out: Any, root_rank: int, wait: bool) -> _native.Handle | None:
+    def _scatter(self, array: Any, out: T, root_rank: int, wait: bool) -> tuple[T, _native.Handle | None]:
+        self.check_members("scatter")
         memory = Memory.of(array) if self.rank == root_rank else None
-        return self.native.scatter(memory, Memory.of(out), root_rank, wait=wait)
+        return out, self.native.scatter(memory, Memory.of(out), root_rank, wait=wait)
 
     # From all to one and to all
 
-    def _allgather(self, array: T, out: Any, wait: bool) -> tuple[T, _native.Handle | None]:
+    def _allgather(self, array: T, out: Any, wait: bool) -> tuple[T, Waitable | None]:
         memory = Memory.of(array)
         shape = memory.shape
         rows = exchange_rows("allgather", self.native, memory.dtype, shape)
@@ -298,33 +350,34 @@ class Communicator:
 
     def allgather(self, array: T, *, out: Any = None) -> T:
         """All ranks' arrays, one after the other along the first dimension, whose length may differ."""
-        return self._allgather(array, out, True)[0]
+        return self.call(lambda view, wait: view._allgather(array, out, wait))
 
     def allgather_async(self, array: T, *, out: Any = None) -> Handle[T]:
         """Starts an `allgather`. Returns once all ranks have told how many rows they have."""
-        return _handle(*self._allgather(array, out, False))
+        return self.start(lambda view, wait: view._allgather(array, out, wait))
 
     def _gather(self, array: T, root_rank: int, wait: bool) -> tuple[T | None, _native.Handle | None]:
         memory = Memory.of(array)
-        shape = memory.shape
+        shape, root = memory.shape, self.rank_here(root_rank)
         rows = exchange_rows("gather", self.native, memory.dtype, shape)
         result: T | None = None
-        if self.rank == root_rank:
+        if self.rank == root:
             result = new_like(array, memory, [sum(rows), *shape[1:]])
         output = None if result is None else Memory.of(result)
-        return result, self.native.gather(memory, output, root_rank, _elements(rows, shape), wait=wait)
+        return result, self.native.gather(memory, output, root, _elements(rows, shape), wait=wait)
 
     def gather(self, array: T, root_rank: int) -> T | None:
         """All ranks' arrays at the root, one after the other along the first dimension; `None` elsewhere."""
-        return self._gather(array, root_rank, True)[0]
+        return self.call(lambda view, wait: view._gather(array, root_rank, wait))
 
     def gather_async(self, array: T, root_rank: int) -> Handle[T | None]:
         """Starts a `gather`. Returns once all ranks have told how many rows they have."""
-        return _handle(*self._gather(array, root_rank, False))
+        return self.start(lambda view, wait: view._gather(array, root_rank, wait))
 
     def _alltoall(
         self, array: T, splits: Sequence[int] | None, wait: bool
-    ) -> tuple[T, list[int], _native.Handle | None]:
+    ) -> tuple[tuple[T, list[int]], Waitable | None]:
+        self.check_members("alltoall")
         memory = Memory.of(array)
         shape = memory.shape
         sent, received = exchange_splits("alltoall", self.native, memory.dtype, shape, splits)
@@ -336,7 +389,7 @@ class Communicator:
             _elements(received, shape),
             wait=wait,
         )
-        return result, received, handle
+        return (result, received), handle
 
     @overload
     def alltoall(self, array: T, splits: None = None) -> T: ...
@@ -348,23 +401,22 @@ class Communicator:
         Without `splits` the rows are divided evenly. With `splits`, the rows for each rank, the numbers of rows that
         came from each are returned too.
         """
-        result, received, _ = self._alltoall(array, splits, True)
+        result, received = self.call(lambda view, wait: view._alltoall(array, splits, wait))
         return result if splits is None else (result, received)
 
     def alltoall_async(self, array: T, splits: Sequence[int] | None = None) -> Handle[tuple[T, list[int]]]:
         """Starts an `alltoall`. Returns once all ranks have told how many rows they send; its result is the pair."""
-        result, received, native = self._alltoall(array, splits, False)
-        return _handle((result, received), native)
+        return self.start(lambda view, wait: view._alltoall(array, splits, wait))
 
     # Other
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
-        self.native.barrier()
+        self.call(lambda view, wait: (None, view.native.barrier(wait=wait)))
 
     def barrier_async(self) -> Handle[None]:
         """Starts a `barrier`."""
-        return Handle(self.native.barrier(wait=False), None)
+        return self.start(lambda view, wait: (None, view.native.barrier(wait=wait)))
 
     def send(self, array: Any, to: int, tag: int = 0) -> None:
         """Sends to a rank, which must receive as many elements of the same type under the same tag."""
@@ -396,6 +448,6 @@ class Communicator:
         self.native.shutdown()
 
 
-def _handle(result: T, native: _native.Handle | None) -> Handle[T]:
+def _handle(result: T, native: Waitable | None) -> Handle[T]:
     assert native is not None, "a call that does not wait returns a handle"
     return Handle(native, result)

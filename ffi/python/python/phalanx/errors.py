@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = [
     "ClosedError",
+    "EvictedError",
     "InternalError",
     "InvalidArgumentError",
     "MismatchError",
@@ -17,6 +18,9 @@ __all__ = [
     "PhalanxEnvironmentError",
     "PhalanxError",
     "PhalanxTimeoutError",
+    "RankGoneError",
+    "StateDiffersError",
+    "ViewChangedError",
 ]
 
 
@@ -52,6 +56,39 @@ class PeerFailedError(PhalanxError):
 
     fault = "peer"
     rank: int | None = None
+
+
+class RankGoneError(PhalanxError):
+    """In an elastic job, the rank `rank`, of which a call asks something that no other rank can give, is gone.
+
+    It is raised on every rank, and the call had no effect on any.
+    """
+
+    fault = "peer"
+    retryable = True
+    hint = "restore the state of the last commit, and go on with the ranks that are left"
+    rank: int | None = None
+
+
+class ViewChangedError(PhalanxError):
+    """The members of an elastic job changed, and the call cannot be made again by itself.
+
+    So it is for a training step, on every rank alike, where a fault is to be raised; for groups, which last as long as
+    the members are the same; and where ranks had to be let in in the middle of a step, because there were too few.
+    """
+
+    fault = "peer"
+    retryable = True
+
+
+class EvictedError(PhalanxError):
+    """The other ranks of an elastic job went on without this one. What it does has no effect on them."""
+
+    fault = "peer"
+
+
+class StateDiffersError(PhalanxError):
+    """Ranks that should have the same state have not. The message names two of them."""
 
 
 class PhalanxTimeoutError(PhalanxError, TimeoutError):

@@ -11,6 +11,7 @@ import io
 import pickle
 from typing import Any
 
+from phalanx._native import Memory
 from phalanx.communicator import Communicator
 from phalanx.world import world
 
@@ -33,21 +34,33 @@ def broadcast_object(
 ) -> Any:
     """The root's object. What other ranks give does not matter; `name` is only a label."""
     communicator = world() if process_set is None else process_set
-    is_root = communicator.rank == root_rank
-    data = _pickled(obj) if is_root else bytearray()
-    length = communicator.broadcast_(array.array("q", [len(data)]), root_rank)[0]
-    data = communicator.broadcast_(data if is_root else bytearray(length), root_rank)
-    return obj if is_root else pickle.loads(data)
+
+    def broadcast(view: Communicator, wait: bool) -> tuple[Any, None]:
+        root = view.rank_here(root_rank)
+        is_root = view.rank == root
+        data = _pickled(obj) if is_root else bytearray()
+        length = array.array("q", [len(data)])
+        view.native.broadcast(Memory.of(length), root)
+        data = data if is_root else bytearray(length[0])
+        view.native.broadcast(Memory.of(data), root)
+        return (obj if is_root else pickle.loads(data)), None
+
+    return communicator.call(broadcast)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: Communicator | None = None) -> list[Any]:
     """Every rank's object, in rank order; `name` is only a label."""
     communicator = world() if process_set is None else process_set
     data = _pickled(obj)
-    lengths = communicator.allgather(array.array("q", [len(data)]))
-    everything = memoryview(communicator.allgather(data))
-    objects, start = [], 0
-    for length in lengths:
-        objects.append(pickle.loads(everything[start : start + length]))
-        start += length
-    return objects
+
+    def allgather(view: Communicator, wait: bool) -> tuple[list[Any], None]:
+        lengths = view.native.exchange([len(data)])
+        everything = bytearray(sum(lengths))
+        view.native.allgather(Memory.of(data), Memory.of(everything), lengths)
+        objects, start = [], 0
+        for length in lengths:
+            objects.append(pickle.loads(memoryview(everything)[start : start + length]))
+            start += length
+        return objects, None
+
+    return communicator.call(allgather)

@@ -46,7 +46,7 @@ fn register(number: usize, wish: Option<usize>, resume: Option<Resume>) -> ToReg
 fn report(generation: u64, text: &str) -> ToRegistry {
     let counted = text.trim_end_matches(['+', '|']).parse().expect("a number");
     let (holds, boundary) = (text.ends_with('+'), text.ends_with('|'));
-    ToRegistry::Report(Report { generation: Generation(generation), counted, holds, boundary })
+    ToRegistry::Report(Report { generation: Generation(generation), counted, holds, boundary, closed: false })
 }
 
 impl Bench {

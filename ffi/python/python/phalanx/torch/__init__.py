@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from phalanx import cross_rank, cross_size, local_rank, local_size, rank, size, split, subgroup
 from phalanx.communicator import Communicator
-from phalanx.errors import PhalanxError
+from phalanx.elastic.errors import HorovodInternalError, HostsUpdatedInterrupt
 from phalanx.objects import allgather_object, broadcast_object
 from phalanx.ops import (
     Average,
@@ -36,6 +36,7 @@ from phalanx.ops import (
     ReduceOp,
     Sum,
 )
+from phalanx.torch import elastic
 from phalanx.torch.capabilities import (
     ccl_built,
     cuda_built,
@@ -84,9 +85,6 @@ from phalanx.torch.grouped import (
 from phalanx.torch.optimizer import DistributedOptimizer
 from phalanx.world import init, is_initialized, shutdown
 
-# The class that scripts catch.
-HorovodInternalError = PhalanxError
-
 __all__ = [
     "Average",
     "BitAnd",
@@ -98,6 +96,7 @@ __all__ = [
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "LogicalAnd",
     "LogicalOr",
     "Max",
@@ -127,6 +126,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",
@@ -164,7 +164,6 @@ _ELSEWHERE = {
     "ProcessSet": "give process_set a communicator from hvd.split or hvd.subgroup",
     "SyncBatchNorm": "SyncBatchNorm is not there yet",
     "add_process_set": "give process_set a communicator from hvd.split or hvd.subgroup",
-    "elastic": "elastic training is not there yet",
     "global_process_set": "leave process_set out, or give None",
     "join": "join is not there yet; every rank must make the same number of steps",
 }

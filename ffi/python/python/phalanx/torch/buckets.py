@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
-from phalanx import _native
+from phalanx._native import Memory
+from phalanx.communicator import Communicator, Waitable
 from phalanx.errors import InvalidArgumentError
 from phalanx.ops import ReduceOp
+from phalanx.steps import ElasticCommunicator, Pending, StepOutcome
 from phalanx.torch.tensors import CODES, memory_of
 
 __all__ = ["Bucket", "Parameter", "Reduction", "pack"]
@@ -44,12 +46,12 @@ class Parameter:
 class Reduction:
     """How gradients are reduced: over which ranks, by which operation, compressed how."""
 
-    __slots__ = ("compression", "native", "op", "postscale", "prescale")
+    __slots__ = ("communicator", "compression", "op", "postscale", "prescale")
 
     def __init__(
-        self, native: _native.Communicator, op: ReduceOp, prescale: float, postscale: float, compression: Any
+        self, communicator: Communicator, op: ReduceOp, prescale: float, postscale: float, compression: Any
     ) -> None:
-        self.native = native
+        self.communicator = communicator
         self.op = op
         self.prescale = prescale
         self.postscale = postscale
@@ -59,22 +61,32 @@ class Reduction:
 class Bucket:
     """Gradients that travel together."""
 
-    __slots__ = ("_context", "_flat", "_handle", "_sent", "parameters", "waiting")
+    __slots__ = ("_context", "_flat", "_handle", "_received", "_sent", "_spare", "outcome", "parameters", "waiting")
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = list(parameters)
         self.waiting = len(self.parameters)
-        self._handle: _native.Handle | None = None
+        self._handle: Waitable | None = None
         self._sent: torch.Tensor | None = None
+        self._received: torch.Tensor | None = None
+        self._spare: torch.Tensor | None = None
         self._context: Any = None
+        # How the step ended that reduced the bucket, in an elastic job.
+        self.outcome: StepOutcome | None = None
         first = self.parameters[0].tensor
         self._flat = torch.zeros(sum(parameter.tensor.numel() for parameter in self.parameters), dtype=first.dtype)
+        for parameter in self.parameters:
+            parameter.bucket = self
+        self._show(self._flat)
+
+    def _show(self, flat: torch.Tensor) -> None:
+        """Has the gradients lie in a piece of memory."""
         start = 0
         for parameter in self.parameters:
             count = parameter.tensor.numel()
-            parameter.view = self._flat[start : start + count].view(parameter.tensor.shape)
-            parameter.bucket = self
+            parameter.view = flat[start : start + count].view(parameter.tensor.shape)
             start += count
+        self._flat = flat
 
     def take(self, parameter: Parameter, sparse_as_dense: bool) -> None:
         """Takes a gradient in. Without one, zeros take its place, so that ranks that used the parameter can go on."""
@@ -99,22 +111,40 @@ class Bucket:
         self._sent, self._context = reduction.compression.compress(self._flat)
         assert self._sent is not None
         memory = memory_of("the bucket", self._sent)
-        self._handle = reduction.native.allreduce(
-            None, memory, reduction.op, reduction.prescale, reduction.postscale, wait=False
+        source: Memory | None = None
+        self._received = self._sent
+        if isinstance(reduction.communicator, ElasticCommunicator):
+            # What was sent is kept until it counts, and may be sent again: the result goes elsewhere.
+            source = memory
+            if self._spare is None or self._sent is not self._flat:
+                self._spare = torch.empty_like(self._sent)
+            self._received = self._spare
+            memory = memory_of("the bucket", self._received)
+        self._handle = reduction.communicator.reduce_memory(
+            source, memory, reduction.op, reduction.prescale, reduction.postscale, False
         )
 
     def finish(self, reduction: Reduction) -> None:
         """Waits for the reduced gradients."""
-        handle, sent = self._handle, self._sent
-        assert handle is not None and sent is not None
+        handle, received = self._handle, self._received
+        assert handle is not None and received is not None
         handle.wait()
-        result = reduction.compression.decompress(sent, self._context)
-        if result.data_ptr() != self._flat.data_ptr():
+        self.outcome = handle.outcome if isinstance(handle, Pending) else None
+        result = reduction.compression.decompress(received, self._context)
+        if result.data_ptr() == self._flat.data_ptr():
+            return
+        if received is self._spare and self._sent is self._flat and result is received:
+            # The two change places.
+            self._spare = self._flat
+            self._show(received)
+            for parameter in self.parameters:
+                parameter.tensor.grad = parameter.view
+        else:
             self._flat.copy_(result)
 
     def forget(self) -> None:
         """Makes the bucket ready for the next training step. What is still in flight goes on without its result."""
-        self._handle = self._sent = self._context = None
+        self._handle = self._sent = self._received = self._context = None
         self.waiting = len(self.parameters)
         for parameter in self.parameters:
             parameter.ready = False

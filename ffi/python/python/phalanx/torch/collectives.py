@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from phalanx import _native
-from phalanx.communicator import Communicator
+from phalanx import communicator as arrays
+from phalanx.communicator import Communicator, Waitable
 from phalanx.errors import InvalidArgumentError
 from phalanx.ops import Average, ReduceOp, Sum
 from phalanx.rows import divide, exchange_rows, exchange_splits
@@ -48,20 +48,26 @@ Compressors = type[Compressor] | Compressor
 Splits = Sequence[int] | torch.Tensor | None
 
 
+class Waits(Protocol):
+    """A part of what a handle waits for."""
+
+    def wait(self) -> Any: ...
+    def poll(self) -> bool: ...
+
+
 class Handle:
     """Pending operations, and the result they make together. Dropping it is safe."""
 
     __slots__ = ("_natives", "_result")
 
-    def __init__(self, natives: list[_native.Handle], result: Any) -> None:
+    def __init__(self, natives: Sequence[Waits], result: Any) -> None:
         self._natives = natives
         self._result = result
 
     def wait(self) -> Any:
         """The result, once it is there."""
-        for native in self._natives:
-            native.wait()
-        return self._result
+        values = [native.wait() for native in self._natives]
+        return self._result(values) if callable(self._result) else self._result
 
     def poll(self) -> bool:
         """Whether the operations have ended, well or not. Does not wait."""
@@ -80,6 +86,19 @@ def poll(handle: Handle) -> bool:
     if not isinstance(handle, Handle):
         raise InvalidArgumentError(f"a {type(handle).__qualname__} given, a handle expected")
     return handle.poll()
+
+
+def _handle(result: torch.Tensor, waitable: Waitable | None) -> Handle:
+    return Handle([waitable] if waitable else [], result)
+
+
+def _handle_of(handle: arrays.Handle[Any]) -> Handle:
+    return Handle([handle], lambda values: values[0])
+
+
+def _first(handle: arrays.Handle[Any]) -> Handle:
+    """The first part of the result."""
+    return Handle([handle], lambda values: values[0][0])
 
 
 def is_differentiable(*tensors: torch.Tensor) -> bool:
@@ -103,9 +122,9 @@ def allreduce_async_(
 ) -> Handle:
     """Starts to replace the tensor's elements by their reduction over all ranks."""
     memory = memory_of("allreduce", tensor)
-    native = communicator_of(process_set).native
-    handle = native.allreduce(None, memory, op_of(average, op), prescale_factor, postscale_factor, wait=False)
-    return Handle([handle], tensor)
+    communicator = communicator_of(process_set)
+    handle = communicator.reduce_memory(None, memory, op_of(average, op), prescale_factor, postscale_factor, False)
+    return _handle(tensor, handle)
 
 
 def allreduce_async(
@@ -120,11 +139,11 @@ def allreduce_async(
     """Starts a reduction over all ranks into a new tensor."""
     memory = memory_of("allreduce", tensor)
     output = torch.empty_like(tensor, requires_grad=False)
-    native = communicator_of(process_set).native
+    communicator = communicator_of(process_set)
     reduction = op_of(average, op)
     target = memory_of("allreduce", output)
-    handle = native.allreduce(memory, target, reduction, prescale_factor, postscale_factor, wait=False)
-    return Handle([handle], output)
+    handle = communicator.reduce_memory(memory, target, reduction, prescale_factor, postscale_factor, False)
+    return _handle(output, handle)
 
 
 def allreduce_(
@@ -147,8 +166,8 @@ def allreduce_(
         raise refuse("allreduce", tensor)
     if op is None or average is not None:
         op = op_of(average, op)
-    native = (world() if process_set is None else process_set).native
-    native.allreduce_pointer(tensor.data_ptr(), tensor.numel(), code, op)
+    communicator = world() if process_set is None else process_set
+    communicator.reduce_at(tensor.data_ptr(), tensor.numel(), code, op)
     return tensor
 
 
@@ -158,7 +177,7 @@ def _allreduce(
     memory = memory_of("allreduce", tensor)
     output = torch.empty_like(tensor, requires_grad=False)
     target = memory_of("allreduce", output)
-    communicator_of(process_set).native.allreduce(memory, target, op, prescale, postscale)
+    communicator_of(process_set).reduce_memory(memory, target, op, prescale, postscale, True)
     return output
 
 
@@ -216,31 +235,31 @@ def allreduce(
 
 
 def _start_allgather(
-    tensor: torch.Tensor, process_set: Communicator | None, wait: bool
-) -> tuple[torch.Tensor, list[int], _native.Handle | None]:
+    view: Communicator, tensor: torch.Tensor, wait: bool
+) -> tuple[tuple[torch.Tensor, int, int], Waitable | None]:
+    """All ranks' rows, and where this rank's begin and how many they are."""
     memory = memory_of("allgather", tensor)
-    native = communicator_of(process_set).native
+    native = view.native
     shape = list(tensor.shape)
     rows = exchange_rows("allgather", native, memory.dtype, shape)
     output = tensor.new_empty([sum(rows), *shape[1:]])
     row = math.prod(shape[1:])
     counts = [count * row for count in rows]
-    return output, rows, native.allgather(memory, memory_of("allgather", output), counts, wait=wait)
+    handle = native.allgather(memory, memory_of("allgather", output), counts, wait=wait)
+    return (output, sum(rows[: view.rank]), rows[view.rank]), handle
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Communicator | None = None) -> Handle:
     """Starts an `allgather`. Returns once all ranks have told how many rows they have."""
-    output, _, handle = _start_allgather(detached("allgather", tensor), process_set, False)
-    return Handle([handle] if handle else [], output)
+    source = detached("allgather", tensor)
+    return _first(communicator_of(process_set).start(lambda view, wait: _start_allgather(view, source, wait)))
 
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, process_set: Communicator | None) -> torch.Tensor:
-        output, rows, _ = _start_allgather(tensor, process_set, True)
-        rank = communicator_of(process_set).rank
         ctx.process_set = process_set
-        ctx.rows = (sum(rows[:rank]), rows[rank])
+        output, *ctx.rows = communicator_of(process_set).call(lambda view, wait: _start_allgather(view, tensor, wait))
         return output
 
     @staticmethod
@@ -256,7 +275,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Commun
     Differentiable: the gradient is averaged over the ranks, and each rank gets that of its rows.
     """
     if not is_differentiable(tensor):
-        return _start_allgather(tensor, process_set, True)[0]
+        return communicator_of(process_set).call(lambda view, wait: _start_allgather(view, tensor, wait))[0]
     result: torch.Tensor = _Allgather.apply(tensor, process_set)
     return result
 
@@ -264,12 +283,20 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Commun
 # Broadcast
 
 
+def _start_broadcast(
+    view: Communicator, tensor: torch.Tensor, root_rank: int, wait: bool
+) -> tuple[torch.Tensor, Waitable | None]:
+    memory = memory_of("broadcast", tensor)
+    return tensor, view.native.broadcast(memory, view.rank_here(root_rank), wait=wait)
+
+
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Communicator | None = None
 ) -> Handle:
     """Starts to replace the tensor's elements by the root's."""
-    memory = memory_of("broadcast", tensor)
-    return Handle([communicator_of(process_set).native.broadcast(memory, root_rank, wait=False)], tensor)
+    memory_of("broadcast", tensor)
+    communicator = communicator_of(process_set)
+    return _handle_of(communicator.start(lambda view, wait: _start_broadcast(view, tensor, root_rank, wait)))
 
 
 def broadcast_async(
@@ -284,8 +311,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Communicator | None = None
 ) -> torch.Tensor:
     """Replaces the tensor's elements by the root's. Returns the tensor."""
-    communicator_of(process_set).native.broadcast(memory_of("broadcast", tensor), root_rank)
-    return tensor
+    return communicator_of(process_set).call(lambda view, wait: _start_broadcast(view, tensor, root_rank, wait))
 
 
 class _Broadcast(torch.autograd.Function):
@@ -334,10 +360,11 @@ def _splits_of(splits: Splits) -> list[int] | None:
 
 
 def _start_alltoall(
-    tensor: torch.Tensor, splits: list[int] | None, process_set: Communicator | None, wait: bool
-) -> tuple[torch.Tensor, torch.Tensor, _native.Handle | None]:
+    view: Communicator, tensor: torch.Tensor, splits: list[int] | None, wait: bool
+) -> tuple[tuple[torch.Tensor, torch.Tensor], Waitable | None]:
+    view.check_members("alltoall")
     memory = memory_of("alltoall", tensor)
-    native = communicator_of(process_set).native
+    native = view.native
     shape = list(tensor.shape)
     sent, received = exchange_splits("alltoall", native, memory.dtype, shape, splits)
     output = tensor.new_empty([sum(received), *shape[1:]])
@@ -350,7 +377,13 @@ def _start_alltoall(
         [rows * row for rows in received],
         wait=wait,
     )
-    return output, torch.tensor(received, dtype=torch.int32), handle
+    return (output, torch.tensor(received, dtype=torch.int32)), handle
+
+
+def _alltoall(
+    tensor: torch.Tensor, splits: list[int] | None, process_set: Communicator | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return communicator_of(process_set).call(lambda view, wait: _start_alltoall(view, tensor, splits, wait))
 
 
 def alltoall_async(
@@ -360,8 +393,9 @@ def alltoall_async(
     process_set: Communicator | None = None,
 ) -> Handle:
     """Starts an `alltoall`. Returns once all ranks have told how many rows they send; its result is always the pair."""
-    output, received, handle = _start_alltoall(detached("alltoall", tensor), _splits_of(splits), process_set, False)
-    return Handle([handle] if handle else [], (output, received))
+    source, numbers = detached("alltoall", tensor), _splits_of(splits)
+    communicator = communicator_of(process_set)
+    return _handle_of(communicator.start(lambda view, wait: _start_alltoall(view, source, numbers, wait)))
 
 
 class _Alltoall(torch.autograd.Function):
@@ -369,7 +403,7 @@ class _Alltoall(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, splits: list[int] | None, process_set: Communicator | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received, _ = _start_alltoall(tensor, splits, process_set, True)
+        output, received = _alltoall(tensor, splits, process_set)
         ctx.arguments = (received.tolist(), process_set, tensor.shape[0])
         ctx.mark_non_differentiable(received)
         return output, received
@@ -377,7 +411,7 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         received, process_set, rows = ctx.arguments
-        returned, _, _ = _start_alltoall(gradients[0].contiguous(), received, process_set, True)
+        returned, _ = _alltoall(gradients[0].contiguous(), received, process_set)
         if returned.shape[0] < rows:
             # Rows that were sent to nobody have no part in the result.
             returned = torch.cat([returned, returned.new_zeros([rows - returned.shape[0], *returned.shape[1:]])])
@@ -400,7 +434,7 @@ def alltoall(
     if is_differentiable(tensor):
         output, received = _Alltoall.apply(tensor, numbers, process_set)
     else:
-        output, received, _ = _start_alltoall(tensor, numbers, process_set, True)
+        output, received = _alltoall(tensor, numbers, process_set)
     return output if splits is None else (output, received)
 
 
@@ -408,21 +442,21 @@ def alltoall(
 
 
 def _start_reducescatter(
-    tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float, process_set: Communicator | None, wait: bool
-) -> tuple[torch.Tensor, _native.Handle | None]:
+    view: Communicator, tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float, wait: bool
+) -> tuple[tuple[torch.Tensor, int], Waitable | None]:
+    """This rank's rows, and the number of ranks."""
     if op not in (Average, Sum):
         raise InvalidArgumentError(f"reducescatter: {op!r} given, Average or Sum expected")
     memory = memory_of("reducescatter", tensor)
     if tensor.dim() == 0:
         raise InvalidArgumentError("reducescatter: a scalar given, at least one dimension expected")
-    communicator = communicator_of(process_set)
-    rows = divide(tensor.shape[0], communicator.size)
-    output = tensor.new_empty([rows[communicator.rank], *tensor.shape[1:]])
+    rows = divide(tensor.shape[0], view.size)
+    output = tensor.new_empty([rows[view.rank], *tensor.shape[1:]])
     row = math.prod(tensor.shape[1:])
     counts = [count * row for count in rows]
     target = memory_of("reducescatter", output)
-    handle = communicator.native.reduce_scatter(memory, target, op, counts, prescale, postscale, wait=wait)
-    return output, handle
+    handle = view.native.reduce_scatter(memory, target, op, counts, prescale, postscale, wait=wait)
+    return (output, view.size), handle
 
 
 def reducescatter_async(
@@ -435,8 +469,9 @@ def reducescatter_async(
 ) -> Handle:
     """Starts a `reducescatter`."""
     scales = (prescale_factor, postscale_factor)
-    output, handle = _start_reducescatter(detached("reducescatter", tensor), op, *scales, process_set, False)
-    return Handle([handle] if handle else [], output)
+    source = detached("reducescatter", tensor)
+    communicator = communicator_of(process_set)
+    return _first(communicator.start(lambda view, wait: _start_reducescatter(view, source, op, *scales, wait)))
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -449,9 +484,12 @@ class _Reducescatter(torch.autograd.Function):
         postscale: float,
         process_set: Communicator | None,
     ) -> torch.Tensor:
-        ctx.factor = prescale * postscale * (communicator_of(process_set).size if op == Sum else 1)
         ctx.process_set = process_set
-        return _start_reducescatter(tensor, op, prescale, postscale, process_set, True)[0]
+        output, size = communicator_of(process_set).call(
+            lambda view, wait: _start_reducescatter(view, tensor, op, prescale, postscale, wait)
+        )
+        ctx.factor = prescale * postscale * (size if op == Sum else 1)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -479,7 +517,8 @@ def reducescatter(
     if is_differentiable(compressed):
         output = _Reducescatter.apply(compressed, op, *scales, process_set)
     else:
-        output = _start_reducescatter(compressed, op, *scales, process_set, True)[0]
+        communicator = communicator_of(process_set)
+        output, _ = communicator.call(lambda view, wait: _start_reducescatter(view, compressed, op, *scales, wait))
     return compression.decompress(output, context)
 
 

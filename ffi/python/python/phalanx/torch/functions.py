@@ -19,15 +19,18 @@ Parameters = Mapping[str, Any] | Iterable[torch.Tensor] | Iterable[tuple[str, to
 
 def _broadcast_in_place(tensors: Iterable[torch.Tensor], root_rank: int, process_set: Communicator | None) -> None:
     """Broadcasts tensors of any layout in host memory, the dense and contiguous ones without a copy."""
-    native = communicator_of(process_set).native
-    pending = []
-    for tensor in tensors:
-        source = tensor.detach()
-        dense = source.contiguous()
-        handle = native.broadcast(memory_of("broadcast", dense), root_rank, wait=False)
-        pending.append((handle, source, dense))
-    for handle, source, dense in pending:
-        handle.wait()
+    sources = [tensor.detach() for tensor in tensors]
+    pairs = [(source, source.contiguous()) for source in sources]
+
+    def broadcast(view: Communicator, wait: bool) -> tuple[None, None]:
+        root = view.rank_here(root_rank)
+        pending = [view.native.broadcast(memory_of("broadcast", dense), root, wait=False) for _, dense in pairs]
+        for handle in pending:
+            handle.wait()
+        return None, None
+
+    communicator_of(process_set).call(broadcast)
+    for source, dense in pairs:
         if dense.data_ptr() != source.data_ptr():
             source.copy_(dense)
 
@@ -97,13 +100,16 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("the state of torch.optim.LBFGS cannot be broadcast")
-    is_root = communicator_of(process_set).rank == root_rank
-    tensors: list[torch.Tensor] = []
-    skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
-    skeleton = broadcast_object(skeleton, root_rank, process_set=process_set)
-    if is_root:
-        _broadcast_in_place(tensors, root_rank, process_set)
-        return
-    state = _make_tensors(skeleton, tensors)
-    _broadcast_in_place(tensors, root_rank, process_set)
-    optimizer.load_state_dict(state)
+
+    def broadcast(view: Communicator, wait: bool) -> tuple[Any, None]:
+        is_root = view.rank == view.rank_here(root_rank)
+        tensors: list[torch.Tensor] = []
+        skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
+        skeleton = broadcast_object(skeleton, root_rank, process_set=view)
+        state = None if is_root else _make_tensors(skeleton, tensors)
+        _broadcast_in_place(tensors, root_rank, view)
+        return state, None
+
+    state = communicator_of(process_set).call(broadcast)
+    if state is not None:
+        optimizer.load_state_dict(state)

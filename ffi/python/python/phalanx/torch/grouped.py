@@ -36,7 +36,7 @@ __all__ = [
 
 
 def _group(handles: list[Handle]) -> Handle:
-    return Handle([native for handle in handles for native in handle._natives], [handle._result for handle in handles])
+    return Handle(handles, list)
 
 
 def _each(start: Callable[[torch.Tensor], Handle], tensors: Sequence[torch.Tensor]) -> Handle:

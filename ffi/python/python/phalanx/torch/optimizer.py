@@ -13,6 +13,7 @@ import torch
 from phalanx.communicator import Communicator
 from phalanx.errors import InvalidArgumentError, MismatchError
 from phalanx.ops import Average, ReduceOp, Sum
+from phalanx.steps import ElasticCommunicator
 from phalanx.torch.buckets import Bucket, Parameter, Reduction, pack
 from phalanx.torch.collectives import Compressors
 from phalanx.torch.compression import Compression, FP16Compressor, NoneCompressor
@@ -147,12 +148,18 @@ class _Reducer:
             with torch.no_grad():
                 for bucket in self.buckets:
                     bucket.finish(self.reduction)
+            communicator = self.reduction.communicator
+            if isinstance(communicator, ElasticCommunicator) and self.buckets:
+                communicator.training_step = self.buckets[-1].outcome
         finally:
             self.forget()
         self.synchronized = True
 
     def forget(self) -> None:
         """Starts a training step anew."""
+        if isinstance(self.reduction.communicator, ElasticCommunicator) and self.launched > 0:
+            # Nothing is left of it once it counts.
+            self.reduction.communicator.abandon()
         for bucket in self.buckets:
             bucket.forget()
         for parameter in self.parameters:
@@ -188,6 +195,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             yield
         finally:
             reducer.should_synchronize = True
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The ranks whose gradients the last step was made of. In an elastic job these are slots: a rank's number for
+        life, while ranks change; before the first step, those that are there."""
+        if self._phalanx is None:
+            return (0,)
+        communicator = self._phalanx.reduction.communicator
+        if not isinstance(communicator, ElasticCommunicator):
+            return tuple(range(communicator.size))
+        step = communicator.training_step
+        return communicator.members if step is None else step.contributors
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes are summed up on this rank before gradients are reduced."""
@@ -325,12 +344,12 @@ def DistributedOptimizer(
     else:
         # Only these two are known to treat each element alone.
         buckets = [[parameter] for parameter in reversed(parameters)]
-    if communicator.size == 1:
-        return distributed
-    _check_alike(communicator, parameters)
-    reduction = Reduction(
-        communicator.native, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, compression
-    )
+    if not isinstance(communicator, ElasticCommunicator):
+        if communicator.size == 1:
+            return distributed
+        # Ranks that join later make no calls before they have the state.
+        _check_alike(communicator, parameters)
+    reduction = Reduction(communicator, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, compression)
     distributed._phalanx = _Reducer(
         parameters, [bucket for bucket in buckets if bucket], reduction, backward_passes_per_step, sparse_as_dense
     )

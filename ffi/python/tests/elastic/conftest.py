@@ -1,0 +1,8 @@
+"""What every test of elastic jobs has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
