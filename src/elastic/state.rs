@@ -127,7 +127,7 @@ impl Elastic {
         let chunks = |length: usize| {
             (0..length.div_ceil(CHUNK)).map(move |number| (number * CHUNK, CHUNK.min(length - number * CHUNK)))
         };
-        let mut flight = Flight(Vec::new());
+        let mut flight = Flight::default();
         reach(Point::Transfer);
         if is_holder {
             let me = holders.iter().position(|&rank| rank == comm.rank()).unwrap_or(0);
@@ -143,22 +143,22 @@ impl Elastic {
                     // SAFETY: the bytes are within `saved`, which the operation keeps.
                     let handle =
                         unsafe { comm.submit_send(DataType::U8, saved[start..].as_ptr(), bytes, to, Some(keep))? };
-                    flight.0.push(handle);
+                    flight.handles.push(handle);
                 }
             }
             flight.land(self)?;
             return Ok(Some(Received { common: None, own }));
         }
-        let mut received = room(length)?;
-        let base: *mut u8 = received.as_mut_ptr();
-        for (number, (start, bytes)) in chunks(received.len()).enumerate() {
+        flight.received = room(length)?;
+        let base: *mut u8 = flight.received.as_mut_ptr();
+        for (number, (start, bytes)) in chunks(flight.received.len()).enumerate() {
             let from = (holders[number % holders.len()], TAG);
-            // SAFETY: a part of `received` that no other receive has; it outlives the flight, which ends before it is
-            // looked at or dropped.
+            // SAFETY: a part of the flight's memory that no other receive has. It is neither looked at nor freed before
+            // every receive has ended: `land` returns it when they have, and dropping the flight waits for them first.
             let handle = unsafe { comm.submit_recv(DataType::U8, base.add(start), bytes, from, Some(Box::new(())))? };
-            flight.0.push(handle);
+            flight.handles.push(handle);
         }
-        flight.land(self)?;
+        let received = flight.land(self)?;
         if xxhash_rust::xxh3::xxh3_64(&received) != digest {
             return Err(Error::internal("the state arrived with another digest than it was sent with"));
         }
@@ -178,25 +178,31 @@ fn room(length: u64) -> Result<Vec<u8>> {
     Ok(room)
 }
 
-/// Operations in flight on memory of this frame.
-struct Flight(Vec<Handle>);
+/// Operations in flight, and the memory that they receive into, which must outlive them.
+#[derive(Default)]
+struct Flight {
+    handles: Vec<Handle>,
+    received: Vec<u8>,
+}
 
 impl Flight {
-    fn land(&mut self, elastic: &Elastic) -> Result<()> {
-        for (at, handle) in self.0.iter().enumerate() {
-            if at == self.0.len() / 2 {
+    /// Waits for all of them. Returns the memory.
+    fn land(&mut self, elastic: &Elastic) -> Result<Vec<u8>> {
+        for (at, handle) in self.handles.iter().enumerate() {
+            if at == self.handles.len() / 2 {
                 reach(Point::TransferHalf);
             }
             elastic.wait(handle)?;
         }
         reach(Point::TransferHere);
-        Ok(())
+        Ok(std::mem::take(&mut self.received))
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        for handle in &self.0 {
+        // Before the memory is freed, as all fields are, behind this.
+        for handle in &self.handles {
             handle.give_up("the transfer of the state was given up");
             let _ = handle.wait();
         }
