@@ -19,13 +19,15 @@ fn closed_step(elastic: &Elastic) -> phalanx::Result<phalanx::elastic::StepOutco
 #[test]
 fn newcomers_wait_for_a_step_that_lets_them_in() {
     let job = Job::new(RegistryConfig { max_np: 4, ..RegistryConfig::new(3) });
-    let (is_known, fell) = (AtomicBool::new(false), Barrier::new(2));
+    let (is_known, fell, synced) = (AtomicBool::new(false), Barrier::new(2), Barrier::new(4));
     thread::scope(|scope| {
         for rank in 0..3 {
-            let (job, is_known, fell) = (&job, &is_known, &fell);
+            let (job, is_known, fell, synced) = (&job, &is_known, &fell, &synced);
             scope.spawn(move || {
                 let elastic = job.join(Some(rank));
+                // This lets others in, were they there already.
                 elastic.sync(&mut Counter::default()).expect("a sync");
+                synced.wait();
                 // Until the newcomer is known to the registry, as all find at the same step.
                 loop {
                     let mut done = [u8::from(is_known.load(Ordering::Relaxed))];
@@ -69,7 +71,7 @@ fn newcomers_wait_for_a_step_that_lets_them_in() {
                 elastic.shutdown();
             });
         }
-        job.wait_for_view(Generation::FIRST);
+        synced.wait();
         scope.spawn(|| {
             let elastic = job.join(None);
             assert_eq!((elastic.slot(), elastic.size()), (3, 3));
