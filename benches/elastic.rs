@@ -6,6 +6,7 @@
 //! The first process runs the registry and kills; its children run the loop. Times are of one clock, which all processes
 //! of a machine share.
 
+use std::borrow::Cow;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -35,12 +36,12 @@ fn clock() -> f64 {
 struct Bytes(Vec<u8>);
 
 impl State for Bytes {
-    fn save(&self) -> Result<Vec<u8>> {
-        Ok(self.0.clone())
+    fn save(&self) -> Result<Cow<'_, [u8]>> {
+        Ok(Cow::Borrowed(&self.0))
     }
 
     fn load(&mut self, bytes: &[u8]) -> Result<()> {
-        self.0 = bytes.to_vec();
+        self.0.copy_from_slice(bytes);
         Ok(())
     }
 }
@@ -53,8 +54,9 @@ fn say(line: &str) {
 /// A member: the loop, until it is killed.
 fn member(settings: &Settings, state_bytes: usize) -> Result<()> {
     let began = clock();
-    let job = Elastic::join(settings)?;
+    // As a program does that builds its model before it joins: the others would wait for it.
     let mut state = Bytes(vec![7; state_bytes]);
+    let job = Elastic::join(settings)?;
     let before = clock();
     job.sync(&mut state)?;
     say(&format!("synced {} {}", job.generation().0, clock() - before));

@@ -6,6 +6,8 @@
 //! is out, comes back, and goes on with the state of the others. Each step that counts is printed, with those who
 //! made it.
 
+use std::borrow::Cow;
+
 use phalanx::elastic::{self, Elastic, State};
 use phalanx::{ReduceOp, Result};
 
@@ -13,8 +15,8 @@ use phalanx::{ReduceOp, Result};
 struct Total(f64);
 
 impl State for Total {
-    fn save(&self) -> Result<Vec<u8>> {
-        Ok(self.0.to_le_bytes().into())
+    fn save(&self) -> Result<Cow<'_, [u8]>> {
+        Ok(self.0.to_le_bytes().to_vec().into())
     }
 
     fn load(&mut self, bytes: &[u8]) -> Result<()> {

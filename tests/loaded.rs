@@ -16,8 +16,8 @@ const LENGTH: Duration = Duration::from_secs(20);
 struct Nothing;
 
 impl State for Nothing {
-    fn save(&self) -> phalanx::Result<Vec<u8>> {
-        Ok(Vec::new())
+    fn save(&self) -> phalanx::Result<std::borrow::Cow<'_, [u8]>> {
+        Ok(Vec::new().into())
     }
 
     fn load(&mut self, _bytes: &[u8]) -> phalanx::Result<()> {

@@ -4,7 +4,9 @@
 //! chunks and share the sending: each chunk goes from one of them to each newcomer. The transfer is a step like any
 //! other: if a rank falls within it, the registry's verdict says for all alike whether it is done or is to be done again.
 
-use std::sync::Arc;
+use std::borrow::Cow;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::ledger::Installed;
 use super::step::{Again, Manner};
@@ -16,8 +18,9 @@ use crate::types::{DataType, Error, Generation, Result};
 /// What a newcomer needs to go on with the others: parameters, optimiser, sampler, counters. Equal on every rank that is
 /// between the same two steps, byte by byte as [`save`](Self::save) writes it.
 pub trait State {
-    /// The state in bytes.
-    fn save(&self) -> Result<Vec<u8>>;
+    /// The state in bytes: lent where it lies in one piece, which costs no copy, or made. Called at most once a
+    /// [`sync`](Elastic::sync).
+    fn save(&self) -> Result<Cow<'_, [u8]>>;
 
     /// Takes over the state that another rank saved.
     fn load(&mut self, bytes: &[u8]) -> Result<()>;
@@ -32,6 +35,37 @@ pub trait State {
     /// [`load`](Self::load) on those that lacked it.
     fn load_own(&mut self, _bytes: &[u8]) -> Result<()> {
         Ok(())
+    }
+}
+
+/// Numbers as they lie in memory: all hosts must have one order of bytes. Costs the rank that has them no copy.
+impl<T: bytemuck::Pod> State for Vec<T> {
+    fn save(&self) -> Result<Cow<'_, [u8]>> {
+        Ok(Cow::Borrowed(bytemuck::cast_slice(self)))
+    }
+
+    fn load(&mut self, bytes: &[u8]) -> Result<()> {
+        let size = size_of::<T>();
+        if size == 0 || !bytes.len().is_multiple_of(size) {
+            let what = format_args!("a state of {} bytes given, elements of {size} bytes expected", bytes.len());
+            return Err(Error::invalid(what));
+        }
+        self.resize(bytes.len() / size, T::zeroed());
+        bytemuck::cast_slice_mut(self).copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// The state of a rank that has it, as it was when the transfer began: every attempt is made of it.
+struct Saved<'s> {
+    bytes: Cow<'s, [u8]>,
+    digest: u64,
+}
+
+impl<'s> Saved<'s> {
+    fn new(bytes: Cow<'s, [u8]>) -> Self {
+        let digest = xxh3_64(&bytes);
+        Self { bytes, digest }
     }
 }
 
@@ -66,11 +100,13 @@ impl Elastic {
         loop {
             let mut received = None;
             let mut reached = Generation(0);
+            let mut saved = None;
             let outcome = self.run_step(None, manner, &mut |view| {
-                received = self.transfer(view, state)?;
+                received = self.transfer(view, state, &mut saved)?;
                 reached = view.joined;
                 Ok(())
             })?;
+            drop(saved);
             if let Some(Received { common, own }) = received {
                 if let Some(bytes) = common {
                     state.load(&bytes)?;
@@ -89,7 +125,12 @@ impl Elastic {
     }
 
     /// One attempt, in one view. Returns what this rank received, if any rank lacked the state.
-    fn transfer(&self, view: &Installed, state: &dyn State) -> Result<Option<Received>> {
+    fn transfer<'s>(
+        &self,
+        view: &Installed,
+        state: &'s dyn State,
+        kept: &mut Option<Saved<'s>>,
+    ) -> Result<Option<Received>> {
         let comm = &view.communicator;
         let mut has = vec![0u8; comm.size()];
         let here = self.shared.lock().has_state;
@@ -109,9 +150,12 @@ impl Elastic {
             holders.push(0);
         }
         let is_holder = holders.contains(&comm.rank());
-        let saved = if is_holder { state.save()? } else { Vec::new() };
+        if is_holder && kept.is_none() {
+            *kept = Some(Saved::new(state.save()?));
+        }
+        let (saved, digest) =
+            kept.as_ref().filter(|_| is_holder).map_or((&[][..], 0), |kept| (&kept.bytes, kept.digest));
         let mut own = if comm.rank() == holders[0] { state.save_own()? } else { Vec::new() };
-        let digest = xxhash_rust::xxh3::xxh3_64(&saved);
         let mut told = vec![[0u64; 3]; comm.size()].concat();
         comm.allgather(&[saved.len() as u64, digest, own.len() as u64], &mut told)?;
         let of = |rank: usize| (told[3 * rank], told[3 * rank + 1]);
@@ -125,41 +169,47 @@ impl Elastic {
         comm.broadcast(&mut own, holders[0])?;
         let lacking: Vec<usize> = (0..comm.size()).filter(|rank| !holders.contains(rank)).collect();
         let chunks = |length: usize| {
-            (0..length.div_ceil(CHUNK)).map(move |number| (number * CHUNK, CHUNK.min(length - number * CHUNK)))
+            (0..length.div_ceil(CHUNK)).map(move |number| number * CHUNK..length.min((number + 1) * CHUNK))
         };
         let mut flight = Flight::default();
         reach(Point::Transfer);
         if is_holder {
             let me = holders.iter().position(|&rank| rank == comm.rank()).unwrap_or(0);
-            let saved = Arc::new(saved);
-            for (start, bytes) in chunks(saved.len())
-                .enumerate()
-                .filter(|(number, _)| number % holders.len() == me)
-                .map(|(_, chunk)| chunk)
-            {
+            for (_, chunk) in chunks(saved.len()).enumerate().filter(|(number, _)| number % holders.len() == me) {
+                let part = &saved[chunk];
                 for &to in &lacking {
-                    let to = (to, TAG);
-                    let keep = Box::new(saved.clone());
-                    // SAFETY: the bytes are within `saved`, which the operation keeps.
-                    let handle =
-                        unsafe { comm.submit_send(DataType::U8, saved[start..].as_ptr(), bytes, to, Some(keep))? };
+                    // SAFETY: `saved` is borrowed for longer than the flight lasts, which is dropped only when every
+                    // operation has ended.
+                    let handle = unsafe {
+                        comm.submit_send(DataType::U8, part.as_ptr(), part.len(), (to, TAG), Some(Box::new(())))?
+                    };
                     flight.handles.push(handle);
                 }
             }
-            flight.land(self)?;
+            flight.land(self, || ())?;
             return Ok(Some(Received { common: None, own }));
         }
         flight.received = room(length)?;
         let base: *mut u8 = flight.received.as_mut_ptr();
-        for (number, (start, bytes)) in chunks(flight.received.len()).enumerate() {
+        let mut parts = chunks(flight.received.len());
+        for (number, chunk) in parts.clone().enumerate() {
             let from = (holders[number % holders.len()], TAG);
             // SAFETY: a part of the flight's memory that no other receive has. It is neither looked at nor freed before
             // every receive has ended: `land` returns it when they have, and dropping the flight waits for them first.
-            let handle = unsafe { comm.submit_recv(DataType::U8, base.add(start), bytes, from, Some(Box::new(())))? };
+            let handle = unsafe {
+                comm.submit_recv(DataType::U8, base.add(chunk.start), chunk.len(), from, Some(Box::new(())))?
+            };
             flight.handles.push(handle);
         }
-        let received = flight.land(self)?;
-        if xxhash_rust::xxh3::xxh3_64(&received) != digest {
+        let mut arrived = Xxh3::new();
+        let received = flight.land(self, || {
+            if let Some(part) = parts.next() {
+                // SAFETY: the part's receive has ended, so that nobody writes there any more; those that are still on
+                // their way write elsewhere.
+                arrived.update(unsafe { std::slice::from_raw_parts(base.add(part.start), part.len()) });
+            }
+        })?;
+        if arrived.digest() != digest {
             return Err(Error::internal("the state arrived with another digest than it was sent with"));
         }
         Ok(Some(Received { common: Some(received), own }))
@@ -186,13 +236,14 @@ struct Flight {
 }
 
 impl Flight {
-    /// Waits for all of them. Returns the memory.
-    fn land(&mut self, elastic: &Elastic) -> Result<Vec<u8>> {
+    /// Waits for all of them, and calls `each` when the next in their order has ended. Returns the memory.
+    fn land(&mut self, elastic: &Elastic, mut each: impl FnMut()) -> Result<Vec<u8>> {
         for (at, handle) in self.handles.iter().enumerate() {
             if at == self.handles.len() / 2 {
                 reach(Point::TransferHalf);
             }
             elastic.wait(handle)?;
+            each();
         }
         reach(Point::TransferHere);
         Ok(std::mem::take(&mut self.received))

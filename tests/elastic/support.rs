@@ -1,5 +1,6 @@
 //! A registry, and members as threads.
 
+use std::borrow::Cow;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -74,8 +75,8 @@ pub struct Counter {
 }
 
 impl State for Counter {
-    fn save(&self) -> Result<Vec<u8>> {
-        Ok([&self.value.to_le_bytes()[..], &self.ballast].concat())
+    fn save(&self) -> Result<Cow<'_, [u8]>> {
+        Ok([&self.value.to_le_bytes()[..], &self.ballast].concat().into())
     }
 
     fn load(&mut self, bytes: &[u8]) -> Result<()> {

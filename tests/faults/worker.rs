@@ -4,6 +4,7 @@
 //! that the contributors took. So each rank can check every element against the names in the step's outcome, and that no
 //! sample counts twice in an epoch.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -68,14 +69,14 @@ impl Training {
 }
 
 impl State for Training {
-    fn save(&self) -> phalanx::Result<Vec<u8>> {
+    fn save(&self) -> phalanx::Result<Cow<'_, [u8]>> {
         let mut bytes: Vec<u8> = [self.step, self.digest].iter().flat_map(|word| word.to_le_bytes()).collect();
         bytes.extend(self.seen.iter().map(|&times| times as u8));
         let sampler = self.sampler.encode();
         bytes.extend((sampler.len() as u64).to_le_bytes());
         bytes.extend(sampler);
         bytes.extend(&self.ballast);
-        Ok(bytes)
+        Ok(bytes.into())
     }
 
     fn load(&mut self, bytes: &[u8]) -> phalanx::Result<()> {

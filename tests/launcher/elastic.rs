@@ -21,8 +21,8 @@ extern "C" fn on_term(_: libc::c_int) {
 struct Counter(u64);
 
 impl State for Counter {
-    fn save(&self) -> phalanx::Result<Vec<u8>> {
-        Ok(self.0.to_le_bytes().to_vec())
+    fn save(&self) -> phalanx::Result<std::borrow::Cow<'_, [u8]>> {
+        Ok(self.0.to_le_bytes().to_vec().into())
     }
 
     fn load(&mut self, bytes: &[u8]) -> phalanx::Result<()> {

@@ -1,5 +1,6 @@
 //! A member of an elastic job, as Python holds it: steps that are run again in one view after the other.
 
+use std::borrow::Cow;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -152,8 +153,8 @@ impl PythonState<'_> {
 }
 
 impl State for PythonState<'_> {
-    fn save(&self) -> types::Result<Vec<u8>> {
-        self.saved(&self.save)
+    fn save(&self) -> types::Result<Cow<'_, [u8]>> {
+        self.saved(&self.save).map(Cow::Owned)
     }
 
     fn load(&mut self, bytes: &[u8]) -> types::Result<()> {

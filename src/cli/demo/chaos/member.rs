@@ -1,5 +1,6 @@
 //! What a rank does: the training of the quiet demo, as steps of an elastic job.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -225,7 +226,7 @@ impl<'a> Training<'a> {
 }
 
 impl State for Training<'_> {
-    fn save(&self) -> Result<Vec<u8>> {
+    fn save(&self) -> Result<Cow<'_, [u8]>> {
         let mut bytes = Vec::new();
         for value in self.parameters.iter().chain(&self.velocity).flatten() {
             bytes.extend(value.to_le_bytes());
@@ -234,7 +235,7 @@ impl State for Training<'_> {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(self.sampler.encode());
-        Ok(bytes)
+        Ok(bytes.into())
     }
 
     fn load(&mut self, bytes: &[u8]) -> Result<()> {
