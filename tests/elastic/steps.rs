@@ -50,13 +50,15 @@ fn all_that_begin_step_together_and_leave() {
 #[test]
 fn when_one_falls_within_a_step_the_others_have_the_results_of_those_that_are_left() {
     let job = Job::new(RegistryConfig::new(4));
-    let fell = Barrier::new(4);
+    let (fell, synced) = (Barrier::new(4), Barrier::new(4));
     thread::scope(|scope| {
         for rank in 0..4 {
-            let (job, fell) = (&job, &fell);
+            let (job, fell, synced) = (&job, &fell, &synced);
             scope.spawn(move || {
                 let elastic = job.join(Some(rank));
                 elastic.sync(&mut Counter::default()).expect("a sync");
+                // Or one hears of the fall by the verdict on the sync.
+                synced.wait();
                 let mut data = vec![10f32.powi(rank as i32); 100_000];
                 if rank == 2 {
                     testing::vanish_elastic(&elastic);
