@@ -1,10 +1,10 @@
 //! The numbered points of the elastic protocol, and what a test can have happen there.
 //!
-//! A fault that comes at a random moment finds the wide gaps of a protocol and misses the narrow ones. So the code says
-//! where it is ([`reach`]), and a test of real processes names one point, counts how often it is to be passed first, and
-//! says what then happens to this very process. Nothing else may use this: the variable `PHALANX_TEST_POINT` is
-//! internal, for tests alone, and says `name:count:action`, for example `commit:3:kill`. Without it a point costs one
-//! relaxed load of a flag that nobody writes.
+//! A fault that comes at a random moment finds the wide gaps of a protocol and misses the narrow ones. So the code
+//! says where it is ([`reach`]), and a test of real processes names one point, counts how often it is to be passed
+//! first, and says what then happens to this very process. Nothing else may use this: the variable
+//! `PHALANX_TEST_POINT` is internal, for tests alone, and says `name:count:action`, for example `commit:3:kill`.
+//! Without it a point costs one relaxed load of a flag that nobody writes.
 //!
 //! | action | what happens at the point |
 //! |---|---|
@@ -204,8 +204,8 @@ fn signal_self(signal: Signal) {
 fn break_connections() {
     for entry in std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
         let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok()) else { continue };
-        // SAFETY: the descriptor was open a moment ago. If its owner has closed it since, the calls below fail, or reach
-        // another socket of this process, which is to be broken as well. It is neither closed nor kept.
+        // SAFETY: the descriptor was open a moment ago. If its owner has closed it since, the calls below fail, or
+        // reach another socket of this process, which is to be broken as well. It is neither closed nor kept.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         // Not a socket, or not a connected one.
         if rustix::net::getpeername(fd).is_err() {

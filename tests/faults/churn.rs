@@ -1,5 +1,5 @@
-//! Ranks of a launched job that are killed, stopped, continued, added and asked to leave, about one a second, at moments
-//! and in an order that a seed decides, with the oracle on every line that any of them says.
+//! Ranks of a launched job that are killed, stopped, continued, added and asked to leave, about one a second, at
+//! moments and in an order that a seed decides, with the oracle on every line that any of them says.
 //!
 //! `PHALANX_TEST_CHURN_SECONDS` says for how long, `PHALANX_TEST_CHURN_SEED` which; the seed is printed.
 

@@ -75,8 +75,8 @@ fn a_death_is_known_soon() {
         job.finish();
         let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
         println!(
-            "{transport}: a death is known after {:.1} ms (at most {:.1}), the last of the others has a step that counts \
-             after {:.1} ms (at most {:.1}); 10 kills of 4 ranks",
+            "{transport}: a death is known after {:.1} ms (at most {:.1}), the last of the others has a step that \
+             counts after {:.1} ms (at most {:.1}); 10 kills of 4 ranks",
             median(&mut known),
             most(&known),
             median(&mut last),

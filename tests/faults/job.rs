@@ -111,8 +111,8 @@ pub fn worker() -> Vec<String> {
     [&own, "--exact", "worker::rank_of_a_job", "--ignored", "--nocapture"].map(str::to_owned).to_vec()
 }
 
-/// A command of the program, without anything of this process's environment that could matter to it, that leaves what it
-/// leaves in `place`, and dies with this thread.
+/// A command of the program, without anything of this process's environment that could matter to it, that leaves what
+/// it leaves in `place`, and dies with this thread.
 pub fn command(program: &str, place: &Place) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {

@@ -46,6 +46,8 @@ pub struct Launched {
     pub ranks: BTreeMap<usize, Rank>,
     pub stderr: String,
     heard: Receiver<Heard>,
+    /// Whether the ranks were told that it is enough.
+    is_done: bool,
     /// How many of the two outputs are open.
     open: usize,
     /// The newest lines, for whoever looks at a failure.
@@ -74,6 +76,7 @@ impl Launched {
             ranks: BTreeMap::new(),
             stderr: String::new(),
             heard,
+            is_done: false,
             open: 2,
             story: Vec::new(),
             name: name.into(),
@@ -138,10 +141,12 @@ impl Launched {
                 rank.has_ended |= matches!(told, Told::Out { .. } | Told::End { .. });
                 rank.pid
             }
-            None => u32::MAX - *slot as u32,
+            None => u32::MAX.wrapping_sub(*slot as u32),
         };
         if let Told::Out { kind, reason, .. } = told
             && kind != "evicted"
+            // One that waited to join when the others were done.
+            && !(*slot == usize::MAX && self.is_done && reason.contains("the job has finished"))
         {
             self.fail(&format!("slot {slot} is out: {kind}: {reason}"));
         }
@@ -172,6 +177,7 @@ impl Launched {
     /// The work is done: says so, and waits until nobody is left. Returns how the launcher ended.
     pub fn finish(&mut self) -> ExitStatus {
         std::fs::write(self.place.folder().join("done"), "").expect("room");
+        self.is_done = true;
         self.wait()
     }
 

@@ -1,12 +1,13 @@
 //! Every numbered point of the protocol, with every fault, at every kind of rank.
 //!
-//! A cell is one job: three or four ranks, some of which come to a harm when they are at a point, and what has to happen
-//! for them to get there: a job's start, its steps, another rank's fall, a newcomer, the end. In every cell each point is
-//! known to have been reached, those that are left agree on every step and make more, and nothing is left behind.
+//! A cell is one job: three or four ranks, some of which come to a harm when they are at a point, and what has to
+//! happen for them to get there: a job's start, its steps, another rank's fall, a newcomer, the end. In every cell
+//! each point is known to have been reached, those that are left agree on every step and make more, and nothing is
+//! left behind.
 //!
-//! Without being told, some of the cells run. `PHALANX_TEST_FAULTS=shm` runs all of them over shared memory, `all` over both
-//! transports, in two minutes each; a part of a cell's name in `PHALANX_TEST_CELL`, such as `commit 5 kill`, runs those cells
-//! alone.
+//! Without being told, some of the cells run. `PHALANX_TEST_FAULTS=shm` runs all of them over shared memory, `all`
+//! over both transports, in two minutes each; a part of a cell's name in `PHALANX_TEST_CELL`, such as `commit 5 kill`,
+//! runs those cells alone.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -121,8 +122,8 @@ fn cells(transport: TransportKind) -> Vec<Cell> {
             for harm in [Harm::Kill, Harm::Stop, Harm::Reset] {
                 for &victims in whom {
                     let is_newcomer = victims == Victims::Newcomer;
-                    // The first rank brings the state, and takes over nobody's. A newcomer is there after the change that
-                    // it asks for; and where a rank is held in an early step it does not come in before.
+                    // The first rank brings the state, and takes over nobody's. A newcomer is there after the change
+                    // that it asks for; and where a rank is held in an early step it does not come in before.
                     if (point == Point::Loaded && matches!(victims, Victims::First | Victims::Two))
                         || (is_newcomer && matches!(cause, Cause::Join | Cause::QuietFall))
                     {

@@ -78,8 +78,7 @@ impl Oracle {
         self.last.get(&pid).copied().unwrap_or(0)
     }
 
-    /// At the end: views were followed in order, all that were there at the end have the same state, and between the steps
-    /// that were seen there is nothing but syncs.
+    /// At the end: views were followed in order, and those that were there to the end have made every step that counts.
     pub fn check_end(&self) -> Result<(), String> {
         let generations: Vec<u64> = self.steps.values().map(|step| step.generation).collect();
         if !generations.is_sorted() {

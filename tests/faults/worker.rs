@@ -1,8 +1,8 @@
 //! What a rank does: steps whose exact results are known, until the others agree that it is enough.
 //!
 //! A step sums, over the contributors, vectors of three sizes whose elements say who gave them, and counts the samples
-//! that the contributors took. So each rank can check every element against the names in the step's outcome, and that no
-//! sample counts twice in an epoch.
+//! that the contributors took. So each rank can check every element against the names in the step's outcome, and that
+//! no sample counts twice in an epoch.
 
 use std::borrow::Cow;
 use std::path::Path;
