@@ -39,5 +39,8 @@ if python_ready; then
     if "$venv/bin/python" -c 'import torch' 2>/dev/null; then
         step 'python: example train_digits_torch' env PATH="$venv/bin:$PATH" OMP_NUM_THREADS=1 \
             phalanx run -np 4 python examples/python/train_digits_torch.py
+        step 'python: example elastic_loop_torch' env PATH="$venv/bin:$PATH" OMP_NUM_THREADS=1 bash -c '
+            phalanx run -np 3 --min-np 2 python examples/python/elastic_loop_torch.py | tee /dev/stderr |
+                grep -cF "weights [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]" | grep -qx 3'
     fi
 fi
