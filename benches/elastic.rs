@@ -6,7 +6,6 @@
 //! The first process runs the registry and kills; its children run the loop. Times are of one clock, which all processes
 //! of a machine share.
 
-use std::borrow::Cow;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use phalanx::bootstrap::{Bind, Settings, Variables, new_key, settings};
-use phalanx::elastic::{Elastic, RegistryService, State};
+use phalanx::elastic::{Elastic, RegistryService};
 use phalanx::membership::registry::{Event, RegistryConfig, Who};
 use phalanx::wire::handshake::JobKey;
 use phalanx::{ReduceOp, Result, TransportKind};
@@ -33,19 +32,6 @@ fn clock() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
 }
 
-struct Bytes(Vec<u8>);
-
-impl State for Bytes {
-    fn save(&self) -> Result<Cow<'_, [u8]>> {
-        Ok(Cow::Borrowed(&self.0))
-    }
-
-    fn load(&mut self, bytes: &[u8]) -> Result<()> {
-        self.0.copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
 fn say(line: &str) {
     // Whoever listens may be gone; then so is this process in a moment.
     let _ = writeln!(std::io::stdout(), "{line}");
@@ -55,7 +41,7 @@ fn say(line: &str) {
 fn member(settings: &Settings, state_bytes: usize) -> Result<()> {
     let began = clock();
     // As a program does that builds its model before it joins: the others would wait for it.
-    let mut state = Bytes(vec![7; state_bytes]);
+    let mut state = vec![7u8; state_bytes];
     let job = Elastic::join(settings)?;
     let before = clock();
     job.sync(&mut state)?;
@@ -89,7 +75,7 @@ fn member(settings: &Settings, state_bytes: usize) -> Result<()> {
 /// Figures without faults: what the commit adds, and a broadcast of the state.
 fn quiet(settings: &Settings) -> Result<()> {
     let job = Elastic::join(settings)?;
-    job.sync(&mut Bytes(Vec::new()))?;
+    job.sync(&mut Vec::<u8>::new())?;
     let comm = job.communicator()?;
     for bytes in [8, 1 << 20, 25 << 20] {
         let (input, mut output) = (vec![1f32; bytes / 4], vec![0f32; bytes / 4]);

@@ -18,12 +18,18 @@ use crate::types::{DataType, Error, Generation, Result};
 /// What a newcomer needs to go on with the others: parameters, optimiser, sampler, counters. Equal on every rank that is
 /// between the same two steps, byte by byte as [`save`](Self::save) writes it.
 pub trait State {
-    /// The state in bytes: lent where it lies in one piece, which costs no copy, or made. Called at most once a
-    /// [`sync`](Elastic::sync).
+    /// The state in bytes: lent where it lies in one piece, which costs no copy, or made. Called once a
+    /// [`sync`](Elastic::sync), and again for every time that a rank falls in it.
     fn save(&self) -> Result<Cow<'_, [u8]>>;
 
     /// Takes over the state that another rank saved.
     fn load(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Where the state lies, in this many bytes, if another rank's can be received straight into it: then `load` is not
+    /// called. Whatever becomes of the transfer, what was there before is lost.
+    fn room(&mut self, _bytes: usize) -> Option<&mut [u8]> {
+        None
+    }
 
     /// What may differ between ranks, such as running statistics. When newcomers come, all ranks take over that of the
     /// first one that has the state.
@@ -45,33 +51,29 @@ impl<T: bytemuck::Pod> State for Vec<T> {
     }
 
     fn load(&mut self, bytes: &[u8]) -> Result<()> {
-        let size = size_of::<T>();
-        if size == 0 || !bytes.len().is_multiple_of(size) {
-            let what = format_args!("a state of {} bytes given, elements of {size} bytes expected", bytes.len());
-            return Err(Error::invalid(what));
-        }
-        self.resize(bytes.len() / size, T::zeroed());
-        bytemuck::cast_slice_mut(self).copy_from_slice(bytes);
+        let Some(room) = self.room(bytes.len()) else {
+            let (given, size) = (bytes.len(), size_of::<T>());
+            return Err(Error::invalid(format_args!(
+                "a state of {given} bytes given, elements of {size} bytes expected"
+            )));
+        };
+        room.copy_from_slice(bytes);
         Ok(())
     }
-}
 
-/// The state of a rank that has it, as it was when the transfer began: every attempt is made of it.
-struct Saved<'s> {
-    bytes: Cow<'s, [u8]>,
-    digest: u64,
-}
-
-impl<'s> Saved<'s> {
-    fn new(bytes: Cow<'s, [u8]>) -> Self {
-        let digest = xxh3_64(&bytes);
-        Self { bytes, digest }
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        let size = size_of::<T>();
+        let fits = size > 0 && bytes.is_multiple_of(size);
+        fits.then(|| {
+            self.resize(bytes / size, T::zeroed());
+            bytemuck::cast_slice_mut(self)
+        })
     }
 }
 
 /// What a transfer brought.
 struct Received {
-    /// The state, where it was lacking.
+    /// The state, where it was lacking and there was no room for it in its place.
     common: Option<Vec<u8>>,
     /// The first holder's own.
     own: Vec<u8>,
@@ -100,13 +102,12 @@ impl Elastic {
         loop {
             let mut received = None;
             let mut reached = Generation(0);
-            let mut saved = None;
+            let mut digest = None;
             let outcome = self.run_step(None, manner, &mut |view| {
-                received = self.transfer(view, state, &mut saved)?;
+                received = self.transfer(view, state, &mut digest)?;
                 reached = view.joined;
                 Ok(())
             })?;
-            drop(saved);
             if let Some(Received { common, own }) = received {
                 if let Some(bytes) = common {
                     state.load(&bytes)?;
@@ -124,13 +125,9 @@ impl Elastic {
         }
     }
 
-    /// One attempt, in one view. Returns what this rank received, if any rank lacked the state.
-    fn transfer<'s>(
-        &self,
-        view: &Installed,
-        state: &'s dyn State,
-        kept: &mut Option<Saved<'s>>,
-    ) -> Result<Option<Received>> {
+    /// One attempt, in one view. Returns what this rank received, if any rank lacked the state. `digest` is that of this
+    /// rank's state, once it is known.
+    fn transfer(&self, view: &Installed, state: &mut dyn State, digest: &mut Option<u64>) -> Result<Option<Received>> {
         let comm = &view.communicator;
         let mut has = vec![0u8; comm.size()];
         let here = self.shared.lock().has_state;
@@ -149,111 +146,115 @@ impl Elastic {
             }
             holders.push(0);
         }
-        let is_holder = holders.contains(&comm.rank());
-        if is_holder && kept.is_none() {
-            *kept = Some(Saved::new(state.save()?));
+        let (place, first) = (holders.iter().position(|&rank| rank == comm.rank()), holders[0]);
+        let mut own = if place == Some(0) { state.save_own()? } else { Vec::new() };
+        let saved = if place.is_some() { state.save()? } else { Cow::default() };
+        let mut lengths = vec![[0u64; 2]; comm.size()].concat();
+        comm.allgather(&[saved.len() as u64, own.len() as u64], &mut lengths)?;
+        let length_of = |rank: usize| lengths[2 * rank];
+        if let Some(&other) = holders.iter().find(|&&rank| length_of(rank) != length_of(first)) {
+            return Err(Error::StateDiffers { ranks: [first, other] });
         }
-        let (saved, digest) =
-            kept.as_ref().filter(|_| is_holder).map_or((&[][..], 0), |kept| (&kept.bytes, kept.digest));
-        let mut own = if comm.rank() == holders[0] { state.save_own()? } else { Vec::new() };
-        let mut told = vec![[0u64; 3]; comm.size()].concat();
-        comm.allgather(&[saved.len() as u64, digest, own.len() as u64], &mut told)?;
-        let of = |rank: usize| (told[3 * rank], told[3 * rank + 1]);
-        if let Some(&other) = holders.iter().find(|&&rank| of(rank) != of(holders[0])) {
-            return Err(Error::StateDiffers { ranks: [holders[0], other] });
+        if place != Some(0) {
+            own = room(lengths[2 * first + 1])?;
         }
-        let (length, digest) = of(holders[0]);
-        if comm.rank() != holders[0] {
-            own = room(told[3 * holders[0] + 2])?;
-        }
-        comm.broadcast(&mut own, holders[0])?;
-        let lacking: Vec<usize> = (0..comm.size()).filter(|rank| !holders.contains(rank)).collect();
-        let chunks = |length: usize| {
-            (0..length.div_ceil(CHUNK)).map(move |number| number * CHUNK..length.min((number + 1) * CHUNK))
-        };
-        let mut flight = Flight::default();
+        comm.broadcast(&mut own, first)?;
         reach(Point::Transfer);
-        if is_holder {
-            let me = holders.iter().position(|&rank| rank == comm.rank()).unwrap_or(0);
-            for (_, chunk) in chunks(saved.len()).enumerate().filter(|(number, _)| number % holders.len() == me) {
-                let part = &saved[chunk];
+        // States are compared while they are on their way.
+        let compare = |own: u64| -> Result<u64> {
+            let mut digests = vec![0; comm.size()];
+            comm.allgather(&[own], &mut digests)?;
+            match holders.iter().find(|&&rank| digests[rank] != digests[first]) {
+                Some(&other) => Err(Error::StateDiffers { ranks: [first, other] }),
+                None => Ok(digests[first]),
+            }
+        };
+        if let Some(place) = place {
+            let mut flight = Flight::default();
+            let lacking: Vec<usize> = (0..comm.size()).filter(|rank| !holders.contains(rank)).collect();
+            for (_, part) in saved.chunks(CHUNK).enumerate().filter(|(number, _)| number % holders.len() == place) {
                 for &to in &lacking {
-                    // SAFETY: `saved` is borrowed for longer than the flight lasts, which is dropped only when every
-                    // operation has ended.
+                    // SAFETY: `saved` was declared before the flight, which is dropped only when every operation has ended.
                     let handle = unsafe {
                         comm.submit_send(DataType::U8, part.as_ptr(), part.len(), (to, TAG), Some(Box::new(())))?
                     };
-                    flight.handles.push(handle);
+                    flight.0.push(handle);
                 }
             }
+            compare(*digest.get_or_insert_with(|| xxh3_64(&saved)))?;
             flight.land(self, || ())?;
             return Ok(Some(Received { common: None, own }));
         }
-        flight.received = room(length)?;
-        let base: *mut u8 = flight.received.as_mut_ptr();
-        let mut parts = chunks(flight.received.len());
-        for (number, chunk) in parts.clone().enumerate() {
+        drop(saved);
+        let length = usize::try_from(length_of(first)).map_err(|_| no_memory(length_of(first)))?;
+        let mut memory = None;
+        let target = match state.room(length) {
+            Some(place) if place.len() == length => place,
+            _ => memory.insert(room(length as u64)?).as_mut_slice(),
+        };
+        let (base, mut flight) = (target.as_mut_ptr(), Flight::default());
+        let starts = (0..length).step_by(CHUNK);
+        let part = |start: usize| CHUNK.min(length - start);
+        for (number, start) in starts.clone().enumerate() {
             let from = (holders[number % holders.len()], TAG);
-            // SAFETY: a part of the flight's memory that no other receive has. It is neither looked at nor freed before
-            // every receive has ended: `land` returns it when they have, and dropping the flight waits for them first.
-            let handle = unsafe {
-                comm.submit_recv(DataType::U8, base.add(chunk.start), chunk.len(), from, Some(Box::new(())))?
-            };
-            flight.handles.push(handle);
+            // SAFETY: a part of the target that no other receive has. The target was declared before the flight, which is
+            // dropped only when every receive has ended; until then it is reached through this pointer alone.
+            let handle =
+                unsafe { comm.submit_recv(DataType::U8, base.add(start), part(start), from, Some(Box::new(())))? };
+            flight.0.push(handle);
         }
-        let mut arrived = Xxh3::new();
-        let received = flight.land(self, || {
-            if let Some(part) = parts.next() {
+        let expected = compare(0)?;
+        let (mut arrived, mut starts) = (Xxh3::new(), starts);
+        flight.land(self, || {
+            if let Some(start) = starts.next() {
                 // SAFETY: the part's receive has ended, so that nobody writes there any more; those that are still on
                 // their way write elsewhere.
-                arrived.update(unsafe { std::slice::from_raw_parts(base.add(part.start), part.len()) });
+                arrived.update(unsafe { std::slice::from_raw_parts(base.add(start), part(start)) });
             }
         })?;
-        if arrived.digest() != digest {
+        drop(flight);
+        if arrived.digest() != expected {
             return Err(Error::internal("the state arrived with another digest than it was sent with"));
         }
-        Ok(Some(Received { common: Some(received), own }))
+        Ok(Some(Received { common: memory, own }))
     }
 }
 
 /// Memory for what is to come.
 fn room(length: u64) -> Result<Vec<u8>> {
     let mut room = Vec::new();
-    let fits = usize::try_from(length).is_ok_and(|length| room.try_reserve_exact(length).is_ok());
-    if !fits {
-        let what = format_args!("no memory for {length} bytes of state");
-        return Err(Error::environment(what, "use a larger host"));
-    }
-    room.resize(length as usize, 0u8);
+    let length = usize::try_from(length).map_err(|_| no_memory(length))?;
+    room.try_reserve_exact(length).map_err(|_| no_memory(length as u64))?;
+    room.resize(length, 0);
     Ok(room)
 }
 
-/// Operations in flight, and the memory that they receive into, which must outlive them.
-#[derive(Default)]
-struct Flight {
-    handles: Vec<Handle>,
-    received: Vec<u8>,
+fn no_memory(length: u64) -> Error {
+    Error::environment(format_args!("no memory for {length} bytes of state"), "use a larger host")
 }
 
+/// Operations in flight, on memory that outlives this.
+#[derive(Default)]
+struct Flight(Vec<Handle>);
+
 impl Flight {
-    /// Waits for all of them, and calls `each` when the next in their order has ended. Returns the memory.
-    fn land(&mut self, elastic: &Elastic, mut each: impl FnMut()) -> Result<Vec<u8>> {
-        for (at, handle) in self.handles.iter().enumerate() {
-            if at == self.handles.len() / 2 {
+    /// Waits for all of them, and calls `each` when the next in their order has ended.
+    fn land(&self, elastic: &Elastic, mut each: impl FnMut()) -> Result<()> {
+        for (at, handle) in self.0.iter().enumerate() {
+            if at == self.0.len() / 2 {
                 reach(Point::TransferHalf);
             }
             elastic.wait(handle)?;
             each();
         }
         reach(Point::TransferHere);
-        Ok(std::mem::take(&mut self.received))
+        Ok(())
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        // Before the memory is freed, as all fields are, behind this.
-        for handle in &self.handles {
+        for handle in &self.0 {
             handle.give_up("the transfer of the state was given up");
             let _ = handle.wait();
         }
