@@ -173,13 +173,13 @@ impl Elastic {
     }
 
     /// Joins the job again after [`can_rejoin`](Self::can_rejoin), in the same process, as a newcomer with a slot of its
-    /// own. Waits for a view, as [`join`] does; [`sync`](Self::sync) comes next, with this process among those that
+    /// own. Waits for a view, as [`join()`] does; [`sync`](Self::sync) comes next, with this process among those that
     /// lack the state.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when this process is still a member; why it is out, when the job is over for it. As
-    /// [`join`].
+    /// [`join()`].
     pub fn rejoin(self) -> Result<Self> {
         {
             let ledger = self.shared.lock();

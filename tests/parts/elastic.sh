@@ -6,6 +6,8 @@ if step 'elastic: build' cargo test --locked --no-run --test faults; then
     step 'elastic: processes that fall and come' env PHALANX_TEST_CHURN_SECONDS="${CHURN_SECONDS:-120}" \
         PHALANX_TEST_CHURN_SEED="${CHURN_SEED:-1}" \
         cargo test --locked --test faults churn -- --nocapture
+    step 'elastic: registry and launcher' cargo test --locked --test faults -- \
+        --skip matrix --skip churn --skip crowd
     step 'elastic: how soon a death is known' cargo test --locked --test faults crowd -- --nocapture --test-threads 1
     grep -hE '^(test .*\.\.\. )?(shm|tcp|64 ranks)[: ]' "$logs"/elastic--how-soon*.log | sed 's/^test .*\.\.\. //; s/^/    /'
 fi
