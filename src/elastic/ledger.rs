@@ -104,6 +104,11 @@ impl Ledger {
         true
     }
 
+    /// Whether this member may join again as another one.
+    pub fn can_rejoin(&self) -> bool {
+        self.can_rejoin || (self.stop.is_none() && self.away.is_some())
+    }
+
     /// Whether operations run in the view of this generation.
     pub fn runs_in(&self, generation: Generation) -> bool {
         let is_current = self.view.as_ref().is_some_and(|view| view.generation == generation);

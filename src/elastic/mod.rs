@@ -167,9 +167,10 @@ impl Elastic {
     }
 
     /// Whether this process is out though the job goes on, or may: the others went on without it ([`Error::Evicted`]), or
-    /// it gave up waiting for a registry that it cannot reach. Then [`rejoin`](Self::rejoin) is possible.
+    /// it cannot reach the registry, whether it has given up waiting for it or not. Then [`rejoin`](Self::rejoin) is
+    /// possible; while steps still count, there is no reason for it.
     pub fn can_rejoin(&self) -> bool {
-        self.shared.lock().can_rejoin
+        self.shared.lock().can_rejoin()
     }
 
     /// Joins the job again after [`can_rejoin`](Self::can_rejoin), in the same process, as a newcomer with a slot of its
@@ -187,7 +188,7 @@ impl Elastic {
                 .stop
                 .clone()
                 .unwrap_or_else(|| Error::invalid("rejoin: this process is a member, and nothing says that it is out"));
-            if !ledger.can_rejoin {
+            if !ledger.can_rejoin() {
                 return Err(stop);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx::TransportKind;
 use phalanx::elastic::Elastic;
@@ -108,4 +108,22 @@ fn one_that_comes_again_though_it_looks_alive_is_somebody_else() {
             });
         }
     });
+}
+
+/// Whoever cannot reach the registry need not wait until it has given up: the others may have gone on long ago.
+#[test]
+fn one_that_cannot_reach_the_registry_may_join_again() {
+    let job = Job::new(RegistryConfig::new(1));
+    let mut settings = job.settings(Some(0));
+    settings.start_timeout = Duration::from_secs(1);
+    let elastic = Elastic::join(&settings).expect("a view with this member in");
+    assert!(!elastic.can_rejoin());
+    drop(job);
+    let began = Instant::now();
+    while !elastic.can_rejoin() {
+        assert!(began.elapsed() < Duration::from_secs(20), "nothing is noticed");
+        thread::yield_now();
+    }
+    let nobody = elastic.rejoin().err().expect("there is no registry to join");
+    assert!(matches!(nobody, Error::Environment { .. } | Error::Timeout { .. }), "{nobody}");
 }
