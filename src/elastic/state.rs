@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use super::ledger::Installed;
 use super::step::{Again, Manner};
 use super::{Changes, Elastic, StepOutcome};
-use crate::comm::Handle;
+use crate::comm::{Communicator, Handle};
 use crate::sys::points::{Point, reach};
 use crate::types::{DataType, Error, Generation, Result};
 
@@ -160,29 +160,9 @@ impl Elastic {
         }
         comm.broadcast(&mut own, first)?;
         reach(Point::Transfer);
-        // States are compared while they are on their way.
-        let compare = |own: u64| -> Result<u64> {
-            let mut digests = vec![0; comm.size()];
-            comm.allgather(&[own], &mut digests)?;
-            match holders.iter().find(|&&rank| digests[rank] != digests[first]) {
-                Some(&other) => Err(Error::StateDiffers { ranks: [first, other] }),
-                None => Ok(digests[first]),
-            }
-        };
+        let way = Way { elastic: self, comm, holders: &holders };
         if let Some(place) = place {
-            let mut flight = Flight::default();
-            let lacking: Vec<usize> = (0..comm.size()).filter(|rank| !holders.contains(rank)).collect();
-            for (_, part) in saved.chunks(CHUNK).enumerate().filter(|(number, _)| number % holders.len() == place) {
-                for &to in &lacking {
-                    // SAFETY: `saved` was declared before the flight, which is dropped only when every operation has ended.
-                    let handle = unsafe {
-                        comm.submit_send(DataType::U8, part.as_ptr(), part.len(), (to, TAG), Some(Box::new(())))?
-                    };
-                    flight.0.push(handle);
-                }
-            }
-            compare(*digest.get_or_insert_with(|| xxh3_64(&saved)))?;
-            flight.land(self, || ())?;
+            way.give(place, &saved, digest)?;
             return Ok(Some(Received { common: None, own }));
         }
         drop(saved);
@@ -192,31 +172,75 @@ impl Elastic {
             Some(place) if place.len() == length => place,
             _ => memory.insert(room(length as u64)?).as_mut_slice(),
         };
-        let (base, mut flight) = (target.as_mut_ptr(), Flight::default());
-        let starts = (0..length).step_by(CHUNK);
+        way.take(target)?;
+        Ok(Some(Received { common: memory, own }))
+    }
+}
+
+/// From those that have the state to those that lack it.
+struct Way<'a> {
+    elastic: &'a Elastic,
+    comm: &'a Communicator,
+    /// The ranks that have the state.
+    holders: &'a [usize],
+}
+
+impl Way<'_> {
+    /// Sends the chunks that fall to the holder at this place among them.
+    fn give(&self, place: usize, saved: &[u8], digest: &mut Option<u64>) -> Result<()> {
+        let lacking: Vec<usize> = (0..self.comm.size()).filter(|rank| !self.holders.contains(rank)).collect();
+        let mut flight = Flight::default();
+        for (_, part) in saved.chunks(CHUNK).enumerate().filter(|(number, _)| number % self.holders.len() == place) {
+            for &to in &lacking {
+                let keep = Some(Box::new(()) as Box<_>);
+                // SAFETY: borrowed for longer than the flight lasts, which is dropped only when every operation has ended.
+                let handle =
+                    unsafe { self.comm.submit_send(DataType::U8, part.as_ptr(), part.len(), (to, TAG), keep)? };
+                flight.0.push(handle);
+            }
+        }
+        self.compare(*digest.get_or_insert_with(|| xxh3_64(saved)))?;
+        flight.land(self.elastic, || ())
+    }
+
+    /// Receives all chunks.
+    fn take(&self, target: &mut [u8]) -> Result<()> {
+        let (base, length) = (target.as_mut_ptr(), target.len());
+        let mut starts = (0..length).step_by(CHUNK);
         let part = |start: usize| CHUNK.min(length - start);
+        let mut flight = Flight::default();
         for (number, start) in starts.clone().enumerate() {
-            let from = (holders[number % holders.len()], TAG);
-            // SAFETY: a part of the target that no other receive has. The target was declared before the flight, which is
-            // dropped only when every receive has ended; until then it is reached through this pointer alone.
-            let handle =
-                unsafe { comm.submit_recv(DataType::U8, base.add(start), part(start), from, Some(Box::new(())))? };
+            let from = (self.holders[number % self.holders.len()], TAG);
+            let keep = Some(Box::new(()) as Box<_>);
+            // SAFETY: a part of the target that no other receive has. The target is borrowed for longer than the flight
+            // lasts, which is dropped only when every receive has ended; until then it is reached through `base` alone.
+            let handle = unsafe { self.comm.submit_recv(DataType::U8, base.add(start), part(start), from, keep)? };
             flight.0.push(handle);
         }
-        let expected = compare(0)?;
-        let (mut arrived, mut starts) = (Xxh3::new(), starts);
-        flight.land(self, || {
+        let expected = self.compare(0)?;
+        let mut arrived = Xxh3::new();
+        flight.land(self.elastic, || {
             if let Some(start) = starts.next() {
                 // SAFETY: the part's receive has ended, so that nobody writes there any more; those that are still on
                 // their way write elsewhere.
                 arrived.update(unsafe { std::slice::from_raw_parts(base.add(start), part(start)) });
             }
         })?;
-        drop(flight);
         if arrived.digest() != expected {
             return Err(Error::internal("the state arrived with another digest than it was sent with"));
         }
-        Ok(Some(Received { common: memory, own }))
+        Ok(())
+    }
+
+    /// Compares the states of those that have one, while they are on their way. Returns their digest.
+    fn compare(&self, own: u64) -> Result<u64> {
+        let mut digests = vec![0; self.comm.size()];
+        self.comm.allgather(&[own], &mut digests)?;
+        let first = self.holders[0];
+        match self.holders.iter().find(|&&rank| digests[rank] != digests[first]) {
+            Some(&other) => Err(Error::StateDiffers { ranks: [first, other] }),
+            None => Ok(digests[first]),
+        }
     }
 }
 
