@@ -128,16 +128,14 @@ impl Driver {
         for address in peers.into_iter().filter(|peer| peer.rank != own) {
             let rank = address.rank;
             let mut peer = before.remove(&rank).unwrap_or_else(|| Peer::new(address));
-            let is_lost = again.contains(&rank);
-            if is_lost || !matches!(peer.state, State::Connected) {
-                // What was begun was begun in another generation.
+            if again.contains(&rank) {
                 let state = std::mem::replace(&mut peer.state, State::Idle);
                 self.abandon(state);
-            }
-            if is_lost {
                 peer.wanted = None;
             }
-            if peer.wanted.is_some() {
+            // An attempt that is under way goes on: the other side may have its end of the link already, and links outlive
+            // their view. Should the other side be ahead, it says so, and the attempt is made again.
+            if peer.wanted.is_some() && matches!(peer.state, State::Idle | State::Pausing { .. }) {
                 wanted.push(rank);
             }
             self.peers.insert(rank, peer);

@@ -451,3 +451,39 @@ fn strangers_are_dropped_and_disturb_nobody() {
     assert_eq!((counters.strangers, counters.accepted, counters.connected), (201, 202, 1));
     assert!(counters.evicted >= 184, "{counters:?}");
 }
+
+/// The other side may have its end of the link already when this one hears of a view.
+#[test]
+fn an_attempt_that_is_under_way_outlives_the_beginning_of_a_view() {
+    let peers = vec![PeerAddress { rank: 1, addresses: bind(LOCAL).addresses().clone() }];
+    let config = ConnectorConfig::new(0, Generation(1), key(), peers.clone());
+    let member = start(bind(LOCAL), ConnectorConfig { elastic: true, ..config });
+    let lane = |lane: u8| {
+        let hello = Hello {
+            job: key().job(),
+            generation: Generation(1),
+            from: 1,
+            to: 0,
+            purpose: Purpose::Tcp { lane, lanes: 2 },
+            attempt: 7,
+            nonce: [5; 32],
+        };
+        let mut stream = TcpStream::connect(member.addresses.tcp[0]).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let mut initiator = Initiator::new(&key(), &hello);
+        while !initiator.is_accepted() {
+            stream.write_all(&initiator.poll_output()).unwrap();
+            let mut bytes = vec![0; initiator.wanted()];
+            stream.read_exact(&mut bytes).unwrap();
+            initiator.handle_input(&bytes).unwrap();
+        }
+        stream
+    };
+    let first = lane(0);
+    // It is heard before the second lane's hello, which comes later.
+    member.connector.install(NextView { generation: Generation(1), peers, again: Vec::new() });
+    let second = lane(1);
+    let (peer, lanes) = member.lanes();
+    assert_eq!((peer, lanes.len()), (1, 2));
+    drop((first, second));
+}
