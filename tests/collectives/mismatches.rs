@@ -233,8 +233,8 @@ fn what_is_told_late_has_the_number_of_the_operation_that_differed() {
             first.into_iter().chain(later).collect::<Vec<_>>()
         });
         for (rank, errors) in errors.iter().enumerate() {
-            // A second time, where the late one's call fails on all, those included who knew.
-            assert!((1..=2).contains(&errors.len()), "{kind}, rank {rank}: told {} times", errors.len());
+            // Again where a late one's call fails on all, those included who knew; two of the three may be late.
+            assert!((1..=3).contains(&errors.len()), "{kind}, rank {rank}: told {} times", errors.len());
             for error in errors {
                 assert!(matches!(error, Error::Mismatch { sequence: 1, .. }), "{kind}, rank {rank}: {error:?}");
             }
