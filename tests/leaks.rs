@@ -4,6 +4,9 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use phalanx::bootstrap::{Bind, KeySource, Settings, new_key};
+use phalanx::elastic::{Elastic, RegistryService};
+use phalanx::membership::registry::RegistryConfig;
 use phalanx::types::{Error, ReduceOp};
 use phalanx::{Communicator, TransportKind, testing};
 
@@ -67,18 +70,56 @@ fn world(kind: TransportKind, end: End) {
     });
 }
 
+fn expect(before: &Held, what: &str) {
+    // A thread that was joined is listed a moment longer.
+    let began = Instant::now();
+    while held() != *before {
+        assert!(began.elapsed() < Duration::from_secs(10), "{what}: {before:?} became {:?}", held());
+        std::thread::yield_now();
+    }
+}
+
+/// Two members of an elastic job; the second vanishes, the first goes on alone.
+fn elastic_job(kind: TransportKind) {
+    let key = new_key().expect("random bytes");
+    let bind = Bind::Tcp("127.0.0.1:0".into());
+    let config = RegistryConfig::new(2);
+    let registry = RegistryService::start(config, key.clone(), &bind, None, Box::new(|_| {})).expect("a registry");
+    let mut settings = Settings::default();
+    settings.registry = Some(registry.address().into());
+    settings.key = KeySource::Given(key);
+    settings.transport = Some(kind);
+    std::thread::scope(|scope| {
+        for vanishes in [false, true] {
+            let settings = &settings;
+            scope.spawn(move || {
+                let job = Elastic::join(settings).expect("a view");
+                job.sync(&mut vec![1u8; 10]).expect("a sync");
+                let step = || {
+                    let mut data = [1f32; 1000];
+                    job.step(|step| step.allreduce(&mut data, ReduceOp::Sum))
+                };
+                step().expect("a step");
+                if vanishes {
+                    return testing::vanish_elastic(&job);
+                }
+                while step().expect("a step").contributors.len() > 1 {}
+            });
+        }
+    });
+}
+
 #[test]
 fn a_world_leaves_nothing_behind() {
     let before = held();
+    for kind in [TransportKind::Shm, TransportKind::Tcp] {
+        (0..3).for_each(|_| elastic_job(kind));
+        expect(&before, &format!("an elastic job over {kind}"));
+    }
     for kind in [TransportKind::Inproc, TransportKind::Shm, TransportKind::Tcp] {
         for end in [End::Well, End::LateOne, End::LostOne] {
             (0..3).for_each(|_| world(kind, end));
-            // A thread that was joined is listed a moment longer.
-            let began = Instant::now();
-            while held() != before {
-                assert!(began.elapsed() < Duration::from_secs(10), "{kind}, {end:?}: {before:?} became {:?}", held());
-                std::thread::yield_now();
-            }
+            expect(&before, &format!("{kind}, {end:?}"));
         }
     }
 }

@@ -349,9 +349,10 @@ impl Driver {
             deterministic: self.settings.deterministic,
         };
         let control = self.control.clone();
-        let shared = self.shared.clone();
+        // Not the ledger itself: it has the view's communicator, that the engine, and the engine has this.
+        let doomed = self.shared.listener();
         let on_lost = move |generation: Generation, slot: usize, detail: Arc<str>| {
-            shared.doom(generation);
+            doomed.doom(generation);
             control.send(Command::Suspect { generation, slot, detail });
         };
         Views::start(listeners, config, CostModel { in_host, ..CostModel::default() }, settings, Box::new(on_lost))

@@ -197,8 +197,19 @@ pub(super) struct Shared {
     ledger: Mutex<Ledger>,
     changed: Condvar,
     generation: AtomicU64,
-    /// The newest view that is known to end because a link was lost in it.
-    doomed: AtomicU64,
+    doomed: Arc<Doomed>,
+}
+
+/// The newest view that is known to end because a link was lost in it. Apart from the ledger, which holds the engine that
+/// tells of lost links.
+#[derive(Default)]
+pub(super) struct Doomed(AtomicU64);
+
+impl Doomed {
+    /// A link was lost in a view, or an operation given up for one: another view is going to follow. Takes no lock.
+    pub fn doom(&self, generation: Generation) {
+        self.0.fetch_max(generation.0, Ordering::AcqRel);
+    }
 }
 
 impl Shared {
@@ -213,14 +224,14 @@ impl Shared {
         Generation(self.generation.load(Ordering::Acquire))
     }
 
-    /// A link was lost in a view, or an operation given up for one: another view is going to follow. Takes no lock.
-    pub fn doom(&self, generation: Generation) {
-        self.doomed.fetch_max(generation.0, Ordering::AcqRel);
-    }
-
     /// The newest view that is known to end because a link was lost in it.
     pub fn doomed(&self) -> Generation {
-        Generation(self.doomed.load(Ordering::Acquire))
+        Generation(self.doomed.0.load(Ordering::Acquire))
+    }
+
+    /// What the engine tells of lost links.
+    pub fn listener(&self) -> Arc<Doomed> {
+        self.doomed.clone()
     }
 
     /// Tells those who wait that the ledger has changed.

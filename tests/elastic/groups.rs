@@ -2,7 +2,7 @@
 
 use std::sync::Barrier;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx::elastic::Elastic;
 use phalanx::membership::registry::RegistryConfig;
@@ -21,6 +21,14 @@ enum End {
     Evicted,
     /// A process joins, which members agree to at the end of a step.
     Joined,
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it does not come");
+        thread::yield_now();
+    }
 }
 
 fn is_view_changed<T: std::fmt::Debug>(outcome: Result<T, Error>, what: &str) {
@@ -69,6 +77,8 @@ fn live(job: &Job, kind: TransportKind, rank: usize, end: End, points: &[Barrier
     if rank == 3 && end != End::Joined {
         points[1].wait();
         if end == End::Evicted {
+            // The others may have heard of it earlier.
+            wait_until(|| elastic.can_rejoin());
             let outcome = sum(&old[0], 1);
             assert!(matches!(outcome, Err(Error::Evicted { .. })), "{what}: {outcome:?}");
         }
@@ -84,6 +94,7 @@ fn live(job: &Job, kind: TransportKind, rank: usize, end: End, points: &[Barrier
         elastic.communicator().expect("a view")
     } else {
         points[1].wait();
+        wait_until(|| elastic.generation() == Generation(2));
         elastic.communicator().expect("the next view")
     };
     assert_eq!((next.view().generation, next.size()), (Generation(2), if end == End::Joined { 5 } else { 3 }));
