@@ -268,6 +268,11 @@ impl Elastic {
         self.birth.check()
     }
 
+    /// Never says goodbye, not even at the interpreter's end: the others are to see that this process failed.
+    fn forsake(slf: &Bound<'_, Self>) {
+        std::mem::forget(slf.clone().unbind());
+    }
+
     /// Says goodbye.
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
         self.birth.check()?;

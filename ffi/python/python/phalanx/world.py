@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import sys
+from types import TracebackType
 
 from phalanx import _native
 from phalanx.communicator import Communicator
@@ -12,6 +14,7 @@ from phalanx.steps import ElasticCommunicator
 __all__ = ["init", "is_initialized", "shutdown", "world"]
 
 _world: Communicator | None = None
+_is_failing = False
 
 
 def init(*, on_fault: str = "heal") -> Communicator:
@@ -29,9 +32,10 @@ def init(*, on_fault: str = "heal") -> Communicator:
     if _world is None:
         if _native.is_elastic():
             _world = ElasticCommunicator(_native.join(on_fault == "heal"))
+            _notice_failure()
         else:
             _world = Communicator(_native.connect())
-        atexit.register(shutdown)
+        atexit.register(_end)
     _check_process(_world)
     return _world
 
@@ -43,14 +47,35 @@ def _check_process(communicator: Communicator) -> None:
         communicator.native.check_process()
 
 
+def _notice_failure() -> None:
+    """Notices that the program ends with an exception that nobody caught."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global _is_failing
+        _is_failing = True
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _end() -> None:
+    """The interpreter ends. A member that fails says no goodbye: the others would take it for one that is done, and
+    nobody would take its place."""
+    if _is_failing and isinstance(_world, ElasticCommunicator):
+        _world.elastic.forsake()
+    else:
+        shutdown()
+
+
 def shutdown() -> None:
     """Waits for what is in flight and says goodbye to the other ranks. Does nothing where there is nothing to do.
 
-    Called at the interpreter's end too.
+    Called at the interpreter's end too, unless the program fails in an elastic job.
     """
     global _world
     ended, _world = _world, None
-    atexit.unregister(shutdown)
+    atexit.unregister(_end)
     if ended is None:
         return
     try:

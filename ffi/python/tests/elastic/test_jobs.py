@@ -138,6 +138,21 @@ def test_a_fault_can_be_raised_instead(tmp_path: Path) -> None:
         assert len(job.told("restored")) == len(job.told("members")) == 3
 
 
+def test_one_that_raises_has_failed_and_is_replaced(tmp_path: Path) -> None:
+    raises = SUMS.replace(
+        "    while True:", "    while True:\n        assert elastic.slot() != 1 or state.step < 20, 'a bug'", 1
+    )
+    with Job(tmp_path, raises, "-np", "3", "--min-np", "2") as job:
+        job.wait_for(r"members: .* 0 2 3$", 2)
+        job.wait_for("at:", 3)
+        job.write("done")
+        job.end()
+        ends = job.told("end")
+        assert sorted(slot for slot, _ in ends) == [0, 2, 3], job.text
+        assert len({words for _, words in ends}) == 1, ends
+        assert "a bug" in job.text
+
+
 def test_sigterm_lets_a_rank_leave(tmp_path: Path) -> None:
     with Job(tmp_path, SUMS, "-np", "3", "--min-np", "1", "--no-respawn") as job:
         job.wait_for("trains:", 3)
