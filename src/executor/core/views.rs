@@ -112,7 +112,10 @@ impl Core {
     /// the registry hears of it, and has the next word.
     pub(super) fn seen(&self, communicator: CommunicatorId, cause: Error) -> Error {
         let (Some(judged), Error::PeerFailed { rank, detail, .. }) = (&self.judged, &cause) else { return cause };
-        let slot = self.channels.get(&communicator).and_then(|channel| channel.member_named(*rank));
+        // What an earlier view's call says of a member is no word on the present view.
+        let is_present = communicator.generations_ahead(judged.generation) == 0;
+        let channel = self.channels.get(&communicator).filter(|_| is_present);
+        let slot = channel.and_then(|channel| channel.member_named(*rank));
         if let Some(slot) = slot.filter(|slot| *slot != self.rank) {
             (judged.on_lost)(judged.generation, slot, detail.clone());
         }
