@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::environment::{self, Launch, Rendezvous};
 use super::launchers::Launcher;
 use super::settings::{self, KeySource, Settings};
-use super::variables::{Variables, unknown_variables};
+use super::variables::{Variables, unknown_in_words};
 use crate::types::{Algorithm, Error, Result, TransportKind};
 
 /// This process's place in the world and the settings, from the environment, from code, or both.
@@ -43,9 +43,7 @@ impl Config {
     pub fn from_variables(variables: &Variables) -> Result<Self> {
         let settings = settings::settings(variables)?;
         let mut launch = environment::launch(variables, &settings)?;
-        launch.notes.extend(unknown_variables(variables).into_iter().map(|name| {
-            format!("{name} is set, but there is no such variable; phalanx doctor --variables lists those there are")
-        }));
+        launch.notes.extend(unknown_in_words(variables));
         Ok(Config { launch, settings })
     }
 

@@ -118,6 +118,13 @@ pub fn unknown_variables(set: &Variables) -> Vec<&str> {
     set.names().filter(is_ours).filter(|&name| ALL.iter().all(|variable| variable.name != name)).collect()
 }
 
+/// What to say of each of the [`unknown_variables`].
+pub fn unknown_in_words(set: &Variables) -> impl Iterator<Item = String> {
+    unknown_variables(set).into_iter().map(|name| {
+        format!("{name} is set, but there is no such variable; phalanx doctor --variables lists those there are")
+    })
+}
+
 /// Environment variables as a value, so that reading them is a pure function.
 ///
 /// An empty value counts as not set. Values of secret variables are not printed.

@@ -25,9 +25,7 @@ use crate::wire::registry::ProcessRecord;
 /// [`Error::Environment`] when no registry is named, it cannot be reached, it refuses, or there is no view in time.
 pub fn join() -> Result<Elastic> {
     let variables = Variables::of_process();
-    for name in bootstrap::unknown_variables(&variables) {
-        tracing::warn!("{name} is set, but there is no such variable");
-    }
+    bootstrap::unknown_in_words(&variables).for_each(|note| tracing::warn!("{note}"));
     Elastic::join(&bootstrap::settings(&variables)?)
 }
 

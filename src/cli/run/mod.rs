@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use phalanx::bootstrap::{Variables, unknown_variables};
+use phalanx::bootstrap::{Variables, unknown_in_words};
 use phalanx::launch::binding::Bind;
 use phalanx::launch::environment::{Compat, parse_setting};
 use phalanx::launch::hosts::{self, Host};
@@ -181,11 +181,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 impl Run {
     /// Runs the command.
     pub fn run(self) -> ExitCode {
-        for name in unknown_variables(&Variables::of_process()) {
-            tracing::warn!(
-                "{name} is set, but there is no such variable; phalanx doctor --variables lists those there are"
-            );
-        }
+        unknown_in_words(&Variables::of_process()).for_each(|note| tracing::warn!("{note}"));
         let dry_run = self.dry_run;
         let outcome = self.job().and_then(|job| {
             let plan = job.plan()?;
