@@ -1,5 +1,6 @@
 //! One collective call, untyped: what is to be done over how many elements.
 
+use crate::executor;
 use crate::schedule::Shape;
 use crate::types::{Algorithm, Collective, DataType, Digest, Error, ReduceOp, Reduction, Result, Signature};
 
@@ -239,6 +240,16 @@ impl Call {
             Collective::Barrier => (0, 0),
         };
         if self.is_in_place(rank) { (0, output) } else { (input, output) }
+    }
+
+    /// Its counts, if every rank knows them all.
+    pub(super) fn in_host_extent(&self) -> Option<executor::Extent> {
+        match &self.extent {
+            Extent::Whole(count) => Some(executor::Extent::Whole(*count)),
+            Extent::Equal(count) => Some(executor::Extent::Equal(*count)),
+            Extent::Blocks(counts) => Some(executor::Extent::Blocks(counts.as_slice().into())),
+            Extent::Exchange { .. } => None,
+        }
     }
 
     /// Whether only the two ranks of each exchange know its length.

@@ -12,7 +12,7 @@ use super::call::Call;
 use super::handle::Handle;
 use super::plans::{Plan, Plans};
 use super::world::{Statistics, World};
-use crate::executor::Work;
+use crate::executor::{Layout, MOST_RANKS, Work};
 use crate::schedule::cost::{CostModel, Selection, select};
 use crate::schedule::{self, PlanRequest};
 use crate::types::{Algorithm, CommunicatorId, Deadline, Error, ReduceOp, Reduction, Result, Tag, TransportKind, View};
@@ -61,6 +61,8 @@ pub(super) struct Inner {
     pub view: View,
     /// What links cost, for the choice of algorithms: the same on every rank.
     pub model: CostModel,
+    /// Whether its calls may go over the boards of ranks on one host.
+    in_host: bool,
     plans: Plans,
     pub points: Mutex<HashMap<CommunicatorId, u64>>,
     /// How many times this communicator was split.
@@ -101,7 +103,9 @@ impl Communicator {
         model: CostModel,
         settings: Settings,
     ) -> Result<Self> {
-        world.engine.add_channel(id, members.clone(), rank)?;
+        let one_host = view.hosts.iter().all(|host| *host == view.hosts[0]);
+        let in_host = world.is_connected && one_host && (2..=MOST_RANKS).contains(&members.len());
+        world.engine.add_channel(id, members.clone(), rank, in_host)?;
         let inner = Inner {
             world,
             id,
@@ -109,6 +113,7 @@ impl Communicator {
             rank,
             view,
             model,
+            in_host,
             plans: Plans::default(),
             points: Mutex::new(HashMap::new()),
             groups: AtomicU64::new(0),
@@ -314,10 +319,28 @@ impl Communicator {
             deadline: self.deadline(),
             spoilt,
             keep,
+            layout: self.layout(call),
         };
         // SAFETY: the caller's promise, for the counts that the call itself gives.
         let completion = unsafe { world.engine.submit(work, detached) };
         Ok(Handle { world: world.clone(), completion })
+    }
+
+    /// How the call lies in memory, if it may go over the boards of ranks on one host.
+    fn layout(&self, call: &Call) -> Option<Layout> {
+        let is_users = call.reduction.as_ref().is_some_and(|reduction| reduction.op == ReduceOp::User);
+        if !self.inner.in_host || is_users || self.settings.algorithm.is_some() {
+            return None;
+        }
+        Some(Layout {
+            collective: call.collective,
+            extent: call.in_host_extent()?,
+            root: call.root,
+            in_place: call.is_in_place(self.rank()),
+            rank: self.rank(),
+            size: self.size(),
+            width: call.dtype.size(),
+        })
     }
 
     pub(super) fn deadline(&self) -> Deadline {

@@ -146,6 +146,7 @@ impl Communicator {
             deadline: self.deadline(),
             spoilt: None,
             keep,
+            layout: None,
         };
         let detached = work.keep.is_some();
         let world = &self.inner.world;

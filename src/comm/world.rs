@@ -23,6 +23,8 @@ pub(super) struct World {
     pub engine: Engine,
     /// Whatever must live as long as the connections do; dropped after goodbye.
     connector: std::sync::Mutex<Option<Box<dyn Any + Send>>>,
+    /// Whether its members are processes with connections of their own making, which may share memory.
+    pub is_connected: bool,
     closed: AtomicBool,
     operations: AtomicU64,
     bytes: AtomicU64,
@@ -36,6 +38,7 @@ impl World {
     pub fn new(engine: Engine, connector: Option<Box<dyn Any + Send>>) -> Self {
         Self {
             engine,
+            is_connected: connector.is_some(),
             connector: std::sync::Mutex::new(connector),
             closed: AtomicBool::new(false),
             operations: AtomicU64::new(0),

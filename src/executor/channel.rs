@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use super::in_host::SetUp;
 use crate::types::{Collective, Error, Signature};
 
 /// An operation that was given up.
@@ -24,6 +25,18 @@ pub(super) struct Early {
     pub unaware: Option<Error>,
 }
 
+/// Whether a communicator's calls go over the boards of ranks on one host.
+pub(super) enum InHostWay {
+    /// They do not.
+    Never,
+    /// That is found out with the first call.
+    Unknown,
+    /// It is being found out.
+    SettingUp(Box<SetUp>),
+    /// They do: where in the engine's list.
+    Over(usize),
+}
+
 /// One communicator, as the engine sees it.
 ///
 /// Point-to-point messages have channels of their own, one for each direction between two ranks and each user tag, so
@@ -41,6 +54,10 @@ pub(super) struct Channel {
     pub late_failure: Option<Error>,
     /// Why nothing can be done in it any more: its view is over.
     pub over: Option<Error>,
+    /// Whether its calls go over the boards of ranks on one host.
+    pub in_host: InHostWay,
+    /// How many of the operations so far were the engine's own. They are not counted in what users see.
+    pub own_operations: u64,
     /// Operations given up, by number, with their causes. The newest [`KEPT`](Self::KEPT).
     aborted: BTreeMap<u64, GivenUp>,
     /// Messages that came before their operation started here, by number.
@@ -65,6 +82,8 @@ impl Channel {
             next_sequence: 0,
             late_failure: None,
             over: None,
+            in_host: InHostWay::Never,
+            own_operations: 0,
             aborted: BTreeMap::new(),
             early: BTreeMap::new(),
             ended: VecDeque::new(),
@@ -74,6 +93,11 @@ impl Channel {
     /// The channel of messages between two ranks, which are called by `names`.
     pub fn link(members: [usize; 2], names: [usize; 2], rank: usize) -> Self {
         Self { names: Some(names), ..Self::new(members.into(), rank) }
+    }
+
+    /// The number of a call as users count them.
+    pub fn users_number(&self, sequence: u64) -> u64 {
+        sequence.saturating_sub(self.own_operations)
     }
 
     /// What a member is called in errors.

@@ -1,5 +1,6 @@
 //! The state of the engine, and what every event does to it. Always behind the engine's lock.
 
+mod boards;
 mod late;
 mod peers;
 mod token;
@@ -9,13 +10,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::channel::{Channel, Early};
+use super::channel::{Channel, Early, InHostWay};
 use super::completion::Completion;
 use super::engine::Dial;
+use super::in_host::InHost;
 use super::operation::{Message, Operation, Work};
 use super::scratch::ScratchPool;
 use super::waits::Answer;
 use crate::sys::points::{Point, reach};
+use crate::transport::board::Board;
 use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendRequest, Token};
 use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag};
 use crate::wire::notice::Notice;
@@ -62,9 +65,9 @@ impl Request {
 
 /// An operation's place, and how often the place has been used, so that late events for an earlier one are known.
 #[derive(Default)]
-struct Slot {
+pub(super) struct Slot {
     uses: u32,
-    operation: Option<Operation>,
+    pub operation: Option<Operation>,
 }
 
 /// Everything the engine knows.
@@ -91,6 +94,10 @@ pub(super) struct Core {
     closed: bool,
     /// Set in an elastic world.
     judged: Option<Judged>,
+    /// What this process shows to its peers on the same host.
+    board: Box<dyn Fn() -> Option<Arc<Board>> + Send>,
+    /// The communicators whose calls go over boards.
+    in_hosts: Vec<Option<Box<InHost>>>,
 }
 
 enum Unknown {
@@ -102,7 +109,12 @@ impl Core {
     /// How much is remembered for communicators that do not exist here yet.
     const MAX_UNKNOWN: usize = 1024;
 
-    pub fn new(rank: usize, size: usize, dial: Box<dyn Dial>) -> Self {
+    pub fn new(
+        rank: usize,
+        size: usize,
+        dial: Box<dyn Dial>,
+        board: Box<dyn Fn() -> Option<Arc<Board>> + Send>,
+    ) -> Self {
         Self {
             rank,
             peers: (0..size).map(|_| Peer::Unconnected).collect(),
@@ -120,6 +132,8 @@ impl Core {
             untold: false,
             closed: false,
             judged: None,
+            board,
+            in_hosts: Vec::new(),
         }
     }
 
@@ -146,7 +160,9 @@ impl Core {
 
     /// Forgets a communicator, once its last operation has ended.
     pub fn remove_channel(&mut self, id: CommunicatorId) {
-        self.channels.remove(&id);
+        if let Some(channel) = self.channels.remove(&id) {
+            self.leave_boards(channel.in_host);
+        }
     }
 
     /// Starts an operation. `point_to_point` says that `work.tag` carries its number already.
@@ -167,6 +183,11 @@ impl Core {
             return completion.finish(Err(error), work.keep.take());
         };
         let mut early = Vec::new();
+        let mut refusal = None;
+        if matches!(channel.in_host, InHostWay::Unknown) {
+            refusal = self.set_up(&work, now);
+        }
+        let Some(channel) = self.channels.get_mut(&tag.communicator) else { return };
         if tag.communicator.is_point_to_point() {
             // Numbered by the caller; two threads may come out of order.
             channel.next_sequence = channel.next_sequence.max(tag.sequence + 1);
@@ -175,7 +196,8 @@ impl Core {
             channel.next_sequence += 1;
             early = channel.take_early(tag.sequence);
         }
-        let mut refusal = channel.abort_cause(tag.sequence).cloned().or_else(|| channel.late_failure.take());
+        let known = channel.abort_cause(tag.sequence).cloned().or_else(|| channel.late_failure.take());
+        refusal = refusal.or(known);
         let oversized = work.schedule.steps.iter().any(|step| step.instructions.len() > token::MAX_INSTRUCTIONS);
         if oversized || (self.free.is_empty() && self.slots.len() == token::MAX_SLOTS) {
             refusal = Some(Error::invalid("too many operations in flight, or too many ranks in one step"));
@@ -187,20 +209,49 @@ impl Core {
             return self.tell_abort(tag, &cause);
         }
         // SAFETY: the caller's promise.
-        let operation = unsafe { Operation::new(work, tag, completion.clone(), now, &mut self.pool) };
+        let operation = unsafe { Operation::new(work, tag, completion.clone(), now) };
+        let differs = early.into_iter().find(|message| !operation.agrees_with(&message.call));
+        let slot = self.put(operation);
+        match differs {
+            Some(message) => self.fail_with_mismatch(slot, message),
+            None => self.begin(slot),
+        }
+    }
+
+    /// Finds a place for an operation.
+    fn put(&mut self, operation: Operation) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.slots.len() - 1
         });
+        self.by_tag.insert(operation.tag, slot);
         self.slots[slot].uses = self.slots[slot].uses.wrapping_add(1) & 0xff_ffff;
-        let differs = early.into_iter().find(|message| !operation.agrees_with(&message.call));
         self.slots[slot].operation = Some(operation);
-        self.by_tag.insert(tag, slot);
         self.active += 1;
-        if let Some(message) = differs {
-            return self.fail_with_mismatch(slot, message);
+        slot
+    }
+
+    /// Sets an operation going, the way that its communicator's calls go.
+    fn begin(&mut self, slot: usize) {
+        let Some(operation) = &mut self.slots[slot].operation else { return };
+        let channel = self.channels.get_mut(&operation.tag.communicator).filter(|_| !operation.sets_up);
+        match channel.map(|channel| &mut channel.in_host) {
+            Some(InHostWay::SettingUp(set_up)) => {
+                operation.held = true;
+                set_up.held.push(slot);
+            }
+            Some(&mut InHostWay::Over(index)) if operation.has_layout() => {
+                operation.prepare_in_host(&mut self.pool);
+                if let Some(Some(in_host)) = self.in_hosts.get_mut(index) {
+                    in_host.push(slot);
+                }
+                self.advance_in_host(index);
+            }
+            _ => {
+                operation.prepare_schedule(&mut self.pool);
+                self.run_steps(slot);
+            }
         }
-        self.run_steps(slot);
     }
 
     /// Posts the current step of an operation, and moves on through steps that need no message.
@@ -289,6 +340,9 @@ impl Core {
                 self.handle_event(peer, event);
             }
             self.events = events;
+        }
+        for index in 0..self.in_hosts.len() {
+            moved |= self.advance_in_host(index);
         }
         moved
     }
@@ -396,7 +450,7 @@ impl Core {
             })
         {
             let mismatch =
-                Error::Mismatch { sequence: tag.sequence, ours: (channel.rank, ours), theirs: (from, signature) };
+                Error::Mismatch { sequence: channel.users_number(tag.sequence), ours: (channel.rank, ours), theirs: (from, signature) };
             let cause = channel.unaware(from, tag.sequence).cloned().unwrap_or(mismatch);
             self.give_up_ended(tag, cause);
         }
@@ -446,6 +500,7 @@ impl Core {
             return;
         }
         self.tell_abort(tag, &cause);
+        self.forgo_boards(tag, &cause, true);
         if passed {
             // It ended well here, and this rank went on. Those that gave it up went on to another call, perhaps, and
             // what this one waits for may never come.
@@ -484,7 +539,7 @@ impl Core {
             return;
         };
         let mismatch = || Error::Mismatch {
-            sequence: operation.tag.sequence,
+            sequence: channel.users_number(operation.tag.sequence),
             ours: (channel.name(channel.rank), operation.call_towards(from)),
             theirs: (channel.name(from), call),
         };
@@ -509,9 +564,13 @@ impl Core {
         if let Some(channel) = self.channels.get_mut(&tag.communicator) {
             channel.abort(tag.sequence, &cause);
         }
+        let went_over_boards = operation.run.is_some();
         self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
         if tell {
             self.tell_abort(tag, &cause);
+        }
+        if went_over_boards {
+            self.forgo_boards(tag, &cause, tell);
         }
     }
 
@@ -519,7 +578,7 @@ impl Core {
         let Some(operation) = self.slots[slot].operation.take() else {
             return;
         };
-        let (tag, signature) = (operation.tag, operation.signature);
+        let (tag, signature, sets_up) = (operation.tag, operation.signature, operation.sets_up);
         self.free.push(slot);
         self.by_tag.remove(&tag);
         self.active -= 1;
@@ -530,7 +589,12 @@ impl Core {
         {
             channel.remember_ended(tag.sequence, signature);
         }
+        if !sets_up {
+            return operation.end(outcome, &mut self.pool);
+        }
+        let cause = outcome.clone().err();
         operation.end(outcome, &mut self.pool);
+        self.set_up_ended(tag.communicator, cause);
     }
 
     /// Tells every connected member of the communicator that an operation is given up.
@@ -571,6 +635,10 @@ impl Core {
             if let Peer::Connected { endpoint, .. } = peer {
                 quiet &= endpoint.prepare_sleep();
             }
+        }
+        // After the doorbell is armed: what is written from here on rings.
+        for index in 0..self.in_hosts.len() {
+            quiet &= !self.advance_in_host(index);
         }
         quiet
     }

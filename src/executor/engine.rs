@@ -5,11 +5,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::channel::Channel;
+use super::channel::{Channel, InHostWay};
 use super::completion::Completion;
 use super::core::{Core, OnLost};
 use super::operation::Work;
 use crate::transport::Endpoint;
+use crate::transport::board::Board;
 use crate::types::{CommunicatorId, Deadline, Error, Generation, Result, TransportKind};
 
 /// Sleeps until something happens on a link.
@@ -20,6 +21,11 @@ pub trait Sleep: Send + Sync {
 
     /// Ends the current sleep, or the next one.
     fn kick(&self);
+
+    /// What this process shows to its peers on the same host, where it can.
+    fn board(&self) -> Option<Arc<Board>> {
+        None
+    }
 }
 
 impl Sleep for crate::transport::sleep::Sleeper {
@@ -29,6 +35,10 @@ impl Sleep for crate::transport::sleep::Sleeper {
 
     fn kick(&self) {
         self.kick();
+    }
+
+    fn board(&self) -> Option<Arc<Board>> {
+        self.board().ok().cloned()
     }
 }
 
@@ -118,9 +128,11 @@ impl Engine {
         sleeper: Arc<dyn Sleep>,
         config: EngineConfig,
     ) -> Result<Self> {
+        let place = sleeper.clone();
+        let board = Box::new(move || place.board());
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                core: Core::new(rank, size, dial),
+                core: Core::new(rank, size, dial, board),
                 config,
                 led: false,
                 followers: 0,
@@ -224,8 +236,14 @@ impl Engine {
     }
 
     /// Adds a communicator: its id, its members as world ranks, and which of them this is.
-    pub fn add_channel(&self, id: CommunicatorId, members: Arc<[usize]>, rank: usize) -> Result<()> {
-        self.shared.lock().core.add_channel(id, Channel::new(members, rank))
+    /// `in_host` says that its calls are to go over the boards of its members, who share a host, if that can be; the same
+    /// on every rank.
+    pub fn add_channel(&self, id: CommunicatorId, members: Arc<[usize]>, rank: usize, in_host: bool) -> Result<()> {
+        let mut channel = Channel::new(members, rank);
+        if in_host {
+            channel.in_host = InHostWay::Unknown;
+        }
+        self.shared.lock().core.add_channel(id, channel)
     }
 
     /// Adds a channel for messages from one rank to another. `names` is what the two, given as world ranks, are called
@@ -536,6 +554,7 @@ mod tests {
             deadline: Deadline::after(Instant::now(), patience),
             spoilt: None,
             keep: None,
+            layout: None,
         }
     }
 
@@ -545,7 +564,7 @@ mod tests {
         let config = EngineConfig { spin: Duration::ZERO, yields: false };
         let sleeper = Arc::new(Sleeper::new().unwrap());
         let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
-        engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0).unwrap();
+        engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0, false).unwrap();
         let patience = Duration::from_millis(100);
         // The best of some: others run on this machine.
         let late = (0..5).map(|_| {
@@ -592,7 +611,7 @@ mod tests {
         engine.judge(Generation::FIRST, Box::new(|_, _, _| {}));
         let cause = Error::ViewChanged { generation: Generation::FIRST, cause: "next".into() };
         engine.install(Generation::FIRST, 2, &[], &[], &cause, config).unwrap();
-        engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0).unwrap();
+        engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0, false).unwrap();
         // SAFETY: nothing is pointed to.
         let submit = || unsafe { engine.submit(receive_from_1(Duration::from_secs(60)), false) };
         let before = submit();

@@ -19,6 +19,7 @@ mod channel;
 mod completion;
 mod core;
 mod engine;
+mod in_host;
 mod operation;
 mod scratch;
 mod waits;
@@ -27,5 +28,6 @@ mod waits;
 mod simulation;
 
 pub use completion::Completion;
+pub use in_host::{Extent, Layout, MOST_RANKS};
 pub use engine::{Dial, Engine, EngineConfig, Sleep};
 pub use operation::Work;

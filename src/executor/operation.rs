@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::completion::Completion;
+use super::in_host::{self, Layout, Memory, Run};
 use super::scratch::{Scratch, ScratchPool};
-use super::waits::{Answer, Waits};
+use super::waits::Waits;
 use crate::reduce;
 use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
 use crate::transport::{Accumulate, Receive};
@@ -44,6 +45,8 @@ pub struct Work {
     pub spoilt: Option<Arc<AtomicBool>>,
     /// Kept alive until the operation ends, then found in its completion.
     pub keep: Option<Box<dyn Any + Send>>,
+    /// How the call lies in memory, if it may go over the boards of ranks on one host.
+    pub layout: Option<Layout>,
 }
 
 /// A message of the current step, resolved to addresses.
@@ -85,6 +88,8 @@ pub(super) struct Operation {
     dtype: DataType,
     reduction: Arc<Reduction>,
     finish: Finish,
+    /// Whether the schedule runs on a widened copy.
+    widens: bool,
     input: *const u8,
     output: *mut u8,
     scratch: *mut u8,
@@ -93,6 +98,15 @@ pub(super) struct Operation {
     lent: Option<Scratch>,
     spoilt: Option<Arc<AtomicBool>>,
     keep: Option<Box<dyn Any + Send>>,
+    input_count: usize,
+    output_count: usize,
+    layout: Option<Layout>,
+    /// Whether it waits until it is known which way calls go.
+    pub held: bool,
+    /// Whether it finds that out.
+    pub sets_up: bool,
+    /// How far it has come on the boards, if that is its way.
+    pub run: Option<Run>,
 }
 
 struct Narrow {
@@ -106,65 +120,17 @@ struct Narrow {
 unsafe impl Send for Operation {}
 
 impl Operation {
-    /// Takes over `work`. Widens and prescales the input where needed.
+    /// Takes over `work`.
     ///
     /// # Safety
     ///
     /// The pointers of `work` must be valid for their counts until the completion is done, input for reads, output for
     /// reads and writes by this operation alone.
-    pub unsafe fn new(work: Work, tag: Tag, completion: Arc<Completion>, now: Instant, pool: &mut ScratchPool) -> Self {
-        let Work { schedule, reduction, input_count, output_count, .. } = &work;
+    pub unsafe fn new(work: Work, tag: Tag, completion: Arc<Completion>, now: Instant) -> Self {
         let reduces = work.signature.op.is_some();
+        let divisor = if work.reduction.op == ReduceOp::Average { work.contributions as u64 } else { 1 };
         // With two ranks every element is combined once, and so rounded once, whatever travels.
-        let widen = reduces && work.dtype.is_half() && schedule.partials_travel && work.contributions > 2;
-        let prescale = if reduces { reduction.prescale } else { 1.0 };
-        let in_place = work.input.is_null() && work.output_count > 0;
-        let dtype = if widen { DataType::F32 } else { work.dtype };
-        let size = dtype.size();
-
-        // One loan holds the schedule's scratch, and the copies of input and output where they are needed.
-        let copies_input = !in_place && (widen || prescale != 1.0);
-        let round = |bytes: usize| bytes.next_multiple_of(64);
-        let scratch_bytes = round(schedule.scratch * size);
-        let input_bytes = if copies_input { round(input_count * size) } else { 0 };
-        let output_bytes = if widen { round(output_count * size) } else { 0 };
-        let total = scratch_bytes + input_bytes + output_bytes;
-        let lent = (total > 0).then(|| pool.take(total));
-        let base = lent.as_ref().map_or(std::ptr::null_mut(), Scratch::start);
-
-        let mut input = work.input;
-        let mut output = work.output;
-        let mut narrow = None;
-        if copies_input {
-            let copy = base.wrapping_add(scratch_bytes);
-            // SAFETY: the loan has room for `input_count` elements at `copy`; the caller's input is valid for reads.
-            unsafe {
-                if widen {
-                    reduce::cast(work.dtype, input, dtype, copy, *input_count);
-                    if prescale != 1.0 {
-                        reduce::scale(dtype, copy, copy, *input_count, prescale);
-                    }
-                } else {
-                    reduce::scale(dtype, copy, input, *input_count, prescale);
-                }
-            }
-            input = copy;
-        }
-        if widen {
-            let copy = base.wrapping_add(scratch_bytes + input_bytes);
-            narrow = Some(Narrow { dtype: work.dtype, output, count: *output_count });
-            if in_place {
-                // SAFETY: the loan has room for `output_count` elements at `copy`; the output is valid for reads.
-                unsafe { reduce::cast(work.dtype, output, dtype, copy, *output_count) };
-            }
-            output = copy;
-        }
-        if in_place && prescale != 1.0 {
-            // SAFETY: output is valid for `output_count` elements, and this operation's alone.
-            unsafe { reduce::scale(dtype, output, output, *output_count, prescale) };
-        }
-
-        let divisor = if reduction.op == ReduceOp::Average { work.contributions as u64 } else { 1 };
+        let widens = reduces && work.dtype.is_half() && work.schedule.partials_travel && work.contributions > 2;
         Self {
             tag,
             signature: work.signature,
@@ -179,18 +145,104 @@ impl Operation {
             outstanding: 0,
             complete: Vec::new(),
             unequal: work.unequal,
-            dtype,
-            finish: if reduces { Finish { divisor, factor: reduction.postscale } } else { Finish::NONE },
-            input,
-            output,
-            scratch: base,
-            narrow,
-            lent,
+            dtype: work.dtype,
+            widens,
+            finish: if reduces { Finish { divisor, factor: work.reduction.postscale } } else { Finish::NONE },
+            input: work.input,
+            output: work.output,
+            scratch: std::ptr::null_mut(),
+            narrow: None,
+            lent: None,
             spoilt: work.spoilt,
             keep: work.keep,
             schedule: work.schedule,
             reduction: work.reduction,
+            input_count: work.input_count,
+            output_count: work.output_count,
+            layout: work.layout,
+            held: false,
+            sets_up: false,
+            run: None,
         }
+    }
+
+    /// Whether it can go over boards.
+    pub fn has_layout(&self) -> bool {
+        self.layout.is_some()
+    }
+
+    /// Makes ready to go over the boards.
+    pub fn prepare_in_host(&mut self, pool: &mut ScratchPool) {
+        // What lies on the boards are raw contributions, which are combined and rounded once.
+        self.prepare(pool, false, 0);
+        let call = in_host::words(&self.signature);
+        self.run = self.layout.take().map(|layout| Run::new(layout, call));
+    }
+
+    /// Makes ready to run the schedule.
+    pub fn prepare_schedule(&mut self, pool: &mut ScratchPool) {
+        self.prepare(pool, self.widens, self.schedule.scratch);
+    }
+
+    /// Widens and prescales the input where needed.
+    fn prepare(&mut self, pool: &mut ScratchPool, widen: bool, scratch: usize) {
+        let Self { input_count, output_count, .. } = *self;
+        let narrow_dtype = self.dtype;
+        let prescale = if self.signature.op.is_some() { self.reduction.prescale } else { 1.0 };
+        let in_place = self.input.is_null() && output_count > 0;
+        let dtype = if widen { DataType::F32 } else { narrow_dtype };
+        let size = dtype.size();
+
+        // One loan holds the schedule's scratch, and the copies of input and output where they are needed.
+        let copies_input = !in_place && (widen || prescale != 1.0);
+        let round = |bytes: usize| bytes.next_multiple_of(64);
+        let scratch_bytes = round(scratch * size);
+        let input_bytes = if copies_input { round(input_count * size) } else { 0 };
+        let output_bytes = if widen { round(output_count * size) } else { 0 };
+        let total = scratch_bytes + input_bytes + output_bytes;
+        self.lent = (total > 0).then(|| pool.take(total));
+        let base = self.lent.as_ref().map_or(std::ptr::null_mut(), Scratch::start);
+        self.scratch = base;
+        self.dtype = dtype;
+
+        let (input, output) = (self.input, self.output);
+        if copies_input {
+            let copy = base.wrapping_add(scratch_bytes);
+            // SAFETY: the loan has room for `input_count` elements at `copy`; the caller's input is valid for reads.
+            unsafe {
+                if widen {
+                    reduce::cast(narrow_dtype, input, dtype, copy, input_count);
+                    if prescale != 1.0 {
+                        reduce::scale(dtype, copy, copy, input_count, prescale);
+                    }
+                } else {
+                    reduce::scale(dtype, copy, input, input_count, prescale);
+                }
+            }
+            self.input = copy;
+        }
+        if widen {
+            let copy = base.wrapping_add(scratch_bytes + input_bytes);
+            self.narrow = Some(Narrow { dtype: narrow_dtype, output, count: output_count });
+            if in_place {
+                // SAFETY: the loan has room for `output_count` elements at `copy`; the output is valid for reads.
+                unsafe { reduce::cast(narrow_dtype, output, dtype, copy, output_count) };
+            }
+            self.output = copy;
+        }
+        if in_place && prescale != 1.0 {
+            // SAFETY: output is valid for `output_count` elements, and this operation's alone.
+            unsafe { reduce::scale(dtype, self.output, self.output, output_count, prescale) };
+        }
+    }
+
+    /// Its way over the boards, and its memory.
+    pub fn in_host(&mut self) -> Option<(&mut Run, Memory<'_>)> {
+        let run = self.run.as_mut()?;
+        let from = if run.reads_output() { self.output.cast_const() } else { self.input };
+        let memory =
+            Memory { from, to: self.output, dtype: self.dtype, reduction: &self.reduction, finish: self.finish };
+        Some((run, memory))
     }
 
     /// Whether every step is done.
@@ -326,9 +378,12 @@ impl Operation {
         peers
     }
 
-    /// What this rank answers when it is asked whether it waits for others.
-    pub fn answer(&self) -> Answer {
-        Answer { step: u32::try_from(self.step).unwrap_or(u32::MAX), waiting_for: self.waiting_for() }
+    /// How far it has come, for what this rank answers when it is asked whether it waits for others.
+    pub fn step_number(&self) -> u32 {
+        match &self.run {
+            Some(run) => run.step_number(),
+            None => u32::try_from(self.step).unwrap_or(u32::MAX),
+        }
     }
 
     /// How long before the deadline the ranks that are waited for are asked for the last time: long enough for answers

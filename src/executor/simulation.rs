@@ -281,6 +281,7 @@ impl Cluster {
             deadline: Deadline::after(self.start, deadline),
             spoilt: None,
             keep: None,
+            layout: None,
         };
         let core = self.cores[rank].as_mut().expect("a living rank");
         // SAFETY: the flight keeps both vectors, whose memory does not move, until the simulation is over.

@@ -29,6 +29,23 @@ impl Segment {
     /// A new segment of `bytes`, zeroed, a whole number of pages. The memory is reserved here, so that its lack is an
     /// error now and not a fatal signal at the first touch.
     pub fn create(name: &str, bytes: usize) -> io::Result<Self> {
+        let segment = Self::unsealed(name, bytes)?;
+        segment.seal(size_seals())?;
+        Ok(segment)
+    }
+
+    /// As [`create`](Self::create), and mapped whole: the only mapping of it that can ever be written. On a kernel before
+    /// 5.1, which cannot forbid others, it is theirs to keep to.
+    pub fn create_for_one_writer(name: &str, bytes: usize) -> io::Result<(Self, Mapping)> {
+        let segment = Self::unsealed(name, bytes)?;
+        let mapping = Mapping::new(&segment, 0, bytes)?;
+        if segment.seal(size_seals() | SealFlags::FUTURE_WRITE).is_err() {
+            segment.seal(size_seals())?;
+        }
+        Ok((segment, mapping))
+    }
+
+    fn unsealed(name: &str, bytes: usize) -> io::Result<Self> {
         if bytes == 0 || !bytes.is_multiple_of(page_bytes()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a segment is a whole number of pages"));
         }
@@ -45,8 +62,11 @@ impl Segment {
         }
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64)?;
-        rustix::fs::fcntl_add_seals(&fd, size_seals())?;
         Ok(Self { fd, bytes })
+    }
+
+    fn seal(&self, seals: SealFlags) -> io::Result<()> {
+        Ok(rustix::fs::fcntl_add_seals(&self.fd, seals)?)
     }
 
     /// A segment that a peer sent. It is refused unless its size is exactly `bytes` and sealed.
@@ -109,6 +129,15 @@ impl Mapping {
     /// Maps `bytes` of `segment` from `offset`, both multiples of the page size. The pages are touched here, so that
     /// later accesses take no faults.
     pub fn new(segment: &Segment, offset: usize, bytes: usize) -> io::Result<Self> {
+        Self::with(segment, offset, bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// As [`new`](Self::new), for reading only: a write to it is a fatal signal.
+    pub fn read_only(segment: &Segment, offset: usize, bytes: usize) -> io::Result<Self> {
+        Self::with(segment, offset, bytes, ProtFlags::READ)
+    }
+
+    fn with(segment: &Segment, offset: usize, bytes: usize, access: ProtFlags) -> io::Result<Self> {
         segment.check_range(offset, bytes)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the range is inside
         // the segment, whose size is sealed.
@@ -116,7 +145,7 @@ impl Mapping {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
                 bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
+                access,
                 MapFlags::SHARED | MapFlags::POPULATE,
                 segment,
                 offset as u64,

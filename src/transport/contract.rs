@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::board::Neighbour;
 use crate::types::{Finish, Order, Reduction, Signature, Tag, TransportKind};
 
 /// Names a posted request in its completion event. Chosen by the caller; opaque to the endpoint.
@@ -141,4 +142,9 @@ pub trait Endpoint: Send {
 
     /// Whether everything posted, goodbye and notices included, has been handed to the carrier.
     fn is_drained(&self) -> bool;
+
+    /// What the peer shows in shared memory, where there is any.
+    fn neighbour(&self) -> Option<&Neighbour> {
+        None
+    }
 }

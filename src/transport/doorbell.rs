@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::atomic::Word;
+pub(super) use super::atomic::Word;
 use crate::sys::{self, EventFd, Mapping, Segment, futex};
 
 /// The owner is awake.
@@ -90,6 +90,11 @@ pub(super) fn leave<W: Word>(word: &W) -> bool {
 /// Peer: after making something to do. Returns how the owner is to be woken, if it is to be.
 pub(super) fn ring<W: Word>(word: &W) -> Option<Alarm> {
     W::full_fence();
+    ring_after_fence(word)
+}
+
+/// As [`ring`], by one who has passed the full fence: of several peers' doorbells one after the other.
+fn ring_after_fence<W: Word>(word: &W) -> Option<Alarm> {
     loop {
         let seen = word.load(Ordering::Relaxed);
         let alarm = Alarm::from_code(seen)?;
@@ -147,6 +152,13 @@ impl Doorbell {
     /// Owner: see [`kick`].
     pub(super) fn kick(&self) {
         if let Some(alarm) = kick(self.word()) {
+            self.wake(alarm);
+        }
+    }
+
+    /// As [`ring`](Self::ring), after a full fence of the caller's.
+    pub(super) fn ring_after_fence(&self) {
+        if let Some(alarm) = ring_after_fence(self.word()) {
             self.wake(alarm);
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::board::Neighbour;
 use crate::types::TransportKind;
 
 /// Why a lane can carry no more.
@@ -46,6 +47,11 @@ pub trait Lane: Send {
     /// Returns true when nothing can be read now (nor written, if `wants_write`), and from then on the arrival of
     /// bytes or their closing (or room to write, if `wants_write`) wakes the sleeper. False means: try again.
     fn prepare_sleep(&mut self, wants_write: bool) -> bool;
+
+    /// What the peer shows in shared memory, where there is any.
+    fn neighbour(&self) -> Option<&Neighbour> {
+        None
+    }
 }
 
 /// The most bytes that [`Lane::fill`] may be asked for at once.

@@ -29,6 +29,7 @@
 //! 14. **Nothing a peer sends is believed**: lengths, indices and counts are checked before use.
 
 mod atomic;
+pub mod board;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod conformance;
 pub mod connect;

@@ -25,11 +25,11 @@
 //! still change bytes after it has published them: whoever parses them takes each value once and then checks it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::doorbell::Doorbell;
+use super::board::Neighbour;
 use super::lane::{Lane, LaneError, MIN_WINDOW};
 use super::ring::{Impossible, Reader, Writer};
 use super::sleep::Sleeper;
@@ -165,8 +165,8 @@ pub(super) struct ShmParts {
     pub(super) socket: Uninherited<OwnedFd>,
     /// The peer's process, where it can be held.
     pub(super) process: Option<PidFd>,
-    /// How to wake the peer.
-    pub(super) doorbell: Doorbell,
+    /// How to wake the peer, and what it shows.
+    pub(super) neighbour: Neighbour,
     pub(super) pair: Pair,
     /// The peer's rank.
     pub(super) peer: usize,
@@ -179,7 +179,7 @@ pub struct ShmLane {
     reader: Reader,
     socket: Uninherited<OwnedFd>,
     process: Option<PidFd>,
-    doorbell: Doorbell,
+    neighbour: Neighbour,
     sleeper: Arc<Sleeper>,
     link: Arc<str>,
     /// Whether `writer_waits` is set.
@@ -195,7 +195,7 @@ pub struct ShmLane {
 
 impl ShmLane {
     pub(super) fn new(parts: ShmParts, sleeper: Arc<Sleeper>) -> io::Result<Self> {
-        let ShmParts { socket, process, doorbell, pair, peer } = parts;
+        let ShmParts { socket, process, neighbour, pair, peer } = parts;
         let ring_bytes = pair.ring_bytes;
         sleeper.watch_closing(&socket)?;
         if let Some(process) = &process {
@@ -207,7 +207,7 @@ impl ShmLane {
             reader: Reader::new(ring_bytes),
             socket,
             process,
-            doorbell,
+            neighbour,
             sleeper,
             link: format!("shm rank {peer}").into(),
             waiting: false,
@@ -287,7 +287,7 @@ impl ShmLane {
             // Against the writer's store of its mark and its look at the tail: see `doorbell`.
             fence(Ordering::SeqCst);
             if self.pair.writer_waits(self.pair.in_words).load(Ordering::Relaxed) != 0 {
-                self.doorbell.ring();
+                self.neighbour.doorbell().ring();
             }
         }
     }
@@ -305,6 +305,10 @@ impl Lane for ShmLane {
 
     fn link(&self) -> Arc<str> {
         self.link.clone()
+    }
+
+    fn neighbour(&self) -> Option<&Neighbour> {
+        Some(&self.neighbour)
     }
 
     fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LaneError> {
@@ -331,7 +335,7 @@ impl Lane for ShmLane {
                 target.add(from_head.len()).copy_from_nonoverlapping(from_body.as_ptr(), from_body.len());
             }
             self.writer.publish(piece, self.pair.head(self.pair.out_words));
-            self.doorbell.ring();
+            self.neighbour.doorbell().ring();
             written += piece;
         }
         if written > 0 && self.waiting {
@@ -416,20 +420,15 @@ impl Lane for ShmLane {
 
 impl Drop for ShmLane {
     fn drop(&mut self) {
+        self.neighbour.mark_gone();
         self.sleeper.unwatch_closing(&self.socket);
         if let Some(process) = &self.process {
             self.sleeper.unwatch_closing(process);
         }
         // A peer that sleeps on its word need not wait for the end of its slice to learn of this.
         sys::socket::end_writing(&self.socket);
-        self.doorbell.ring();
+        self.neighbour.doorbell().ring();
     }
-}
-
-/// The descriptors that the maker sends: the pair's segment, then its own doorbell.
-pub(super) fn offer_descriptors<'a>(segment: &'a Segment, sleeper: &'a Sleeper) -> [BorrowedFd<'a>; 3] {
-    let [word, event] = sleeper.doorbell_descriptors();
-    [segment.as_fd(), word, event]
 }
 
 #[cfg(all(test, not(loom)))]
@@ -438,12 +437,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::transport::doorbell::Doorbell;
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    fn doorbell_of(sleeper: &Sleeper) -> Doorbell {
-        let [word, event] = sleeper.doorbell_descriptors();
-        Doorbell::from_peer(word.try_clone_to_owned().unwrap(), event.try_clone_to_owned().unwrap()).unwrap()
+    fn neighbour(sleeper: &Sleeper) -> Neighbour {
+        let [word, event, board] = sleeper.descriptors().unwrap().map(|fd| fd.try_clone_to_owned().unwrap());
+        Neighbour::new(Doorbell::from_peer(word, event).unwrap(), board).unwrap()
     }
 
     /// Two ends of one link, with their sleepers.
@@ -455,7 +455,7 @@ mod tests {
             let parts = ShmParts {
                 socket: OwnedFd::from(socket).into(),
                 process: None,
-                doorbell: doorbell_of(&sleepers[1 - own]),
+                neighbour: neighbour(&sleepers[1 - own]),
                 pair: Pair::map(&segment, ring_bytes, side).unwrap(),
                 peer: 1 - own,
             };

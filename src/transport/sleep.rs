@@ -10,9 +10,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::board::Board;
 use super::doorbell::{self, Alarm, Doorbell};
 use crate::sys::{Epoll, Interest, Readiness, Segment, futex};
 
@@ -36,6 +37,8 @@ const READS_AND_WRITES: Interest = Interest { readable: true, writable: true, ed
 pub struct Sleeper {
     doorbell: Doorbell,
     segment: Segment,
+    /// What in-host peers read, made when the first of them connects.
+    board: OnceLock<Arc<Board>>,
     epoll: Epoll,
     /// How many watched descriptors carry data: if any, the word alone is not enough.
     carriers: AtomicUsize,
@@ -65,6 +68,7 @@ impl Sleeper {
         Ok(Self {
             doorbell,
             segment,
+            board: OnceLock::new(),
             epoll,
             carriers: AtomicUsize::new(0),
             closings: AtomicUsize::new(0),
@@ -121,9 +125,18 @@ impl Sleeper {
         doorbell::arm(self.doorbell.word(), self.alarm());
     }
 
-    /// What a peer needs to ring: the segment with the word, and the event descriptor.
-    pub(super) fn doorbell_descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.segment.as_fd(), self.doorbell.event()]
+    /// What an in-host peer needs to ring and to read: the segment with the word, the event descriptor, and the board.
+    pub(super) fn descriptors(&self) -> io::Result<[BorrowedFd<'_>; 3]> {
+        Ok([self.segment.as_fd(), self.doorbell.event(), self.board()?.descriptor()])
+    }
+
+    /// What in-host peers read. Made when it is first asked for.
+    pub(crate) fn board(&self) -> io::Result<&Arc<Board>> {
+        if let Some(board) = self.board.get() {
+            return Ok(board);
+        }
+        let made = Arc::new(Board::create()?);
+        Ok(self.board.get_or_init(|| made))
     }
 
     /// Changes whenever something was seen at a descriptor whose closing is watched. Who watches one looks at it when
@@ -193,7 +206,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     fn remote(sleeper: &Sleeper) -> Doorbell {
-        let [segment, event] = sleeper.doorbell_descriptors();
+        let [segment, event, _] = sleeper.descriptors().unwrap();
         Doorbell::from_peer(segment.try_clone_to_owned().unwrap(), event.try_clone_to_owned().unwrap()).unwrap()
     }
 

@@ -17,11 +17,16 @@ impl Core {
     /// said goodbye; tells peers that have been waited for long. Called when nothing moves.
     pub fn check(&mut self, now: Instant) {
         for slot in 0..self.slots.len() {
+            let Some(operation) = &self.slots[slot].operation else { continue };
+            // What waits for the setting-up ends with it.
+            if operation.held {
+                continue;
+            }
+            let waiting_for = self.waiting_for(operation);
             let Some(operation) = &mut self.slots[slot].operation else { continue };
             let Some(channel) = self.channels.get(&operation.tag.communicator) else { continue };
             let since = *operation.step_seen.get_or_insert(now);
-            let departed = operation
-                .waiting_for()
+            let departed = waiting_for
                 .into_iter()
                 .find(|&rank| matches!(self.peers[channel.members[rank]], Peer::Connected { left: true, .. }));
             if let Some(rank) = departed {
@@ -56,7 +61,10 @@ impl Core {
             return;
         }
         let (tag, signature, round, own) = (operation.tag, operation.signature, operation.waits.round(), channel.rank);
-        let answer = operation.answer();
+        let step = operation.step_number();
+        let Some(operation) = &self.slots[slot].operation else { return };
+        let answer = Answer { step, waiting_for: self.waiting_for(operation) };
+        let Some(channel) = self.channels.get(&tag.communicator) else { return };
         let peers: Vec<_> = answer.waiting_for.iter().map(|&rank| channel.members[rank]).collect();
         self.tell_answer(slot, round, own, answer);
         let notice = frame(&Notice::Waiting { tag, signature, round }, own);
@@ -114,7 +122,7 @@ impl Core {
         let channel = self.channels.get(&operation.tag.communicator);
         let own = channel.map_or(self.rank, |channel| channel.rank);
         let name = |rank: usize| channel.map_or(rank, |channel| channel.name(rank));
-        let silent = operation.waits.silent(own, &operation.waiting_for());
+        let silent = operation.waits.silent(own, &self.waiting_for(operation));
         let how = |&(rank, waiting): &(usize, usize)| {
             if waiting != own {
                 return format!("for which rank {} waits", name(waiting));
@@ -143,6 +151,7 @@ impl Core {
             let tell = (!operation.step_told).then_some(TELL_AFTER);
             [last_ask, tell].into_iter().flatten().fold(deadline, Duration::min)
         };
-        self.slots.iter().filter_map(|slot| slot.operation.as_ref()).map(time).min()
+        let operations = self.slots.iter().filter_map(|slot| slot.operation.as_ref());
+        operations.filter(|operation| !operation.held).map(time).min()
     }
 }

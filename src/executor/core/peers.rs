@@ -80,6 +80,10 @@ impl Core {
             return;
         }
         tracing::debug!(peer, %detail, "lost a peer");
+        // What it showed before it went is there.
+        for index in 0..self.in_hosts.len() {
+            self.advance_in_host(index);
+        }
         // Dropping the endpoint first gives the memory of everything posted on it back.
         self.peers[peer] = Peer::Gone(detail.clone());
         if let Some(judged) = &self.judged {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::exchange;
 use crate::sys::{Interest, Uninherited, socket, unix};
-use crate::transport::doorbell::Doorbell;
+use crate::transport::board::Neighbour;
 use crate::transport::shm::Pair;
 use crate::wire::handshake::{Initiator, Responder};
 
@@ -23,7 +23,7 @@ pub(super) enum Stage {
     /// Accepted for shared memory: waits for the offer.
     AwaitsOffer,
     /// Replied to an offer: waits for the commitment.
-    AwaitsCommit(Box<(Pair, Doorbell)>),
+    AwaitsCommit(Box<(Pair, Neighbour)>),
     /// A lane that waits for its siblings.
     Up,
     /// Refused; waits for the peer to read that and close, so that closing first does not take it back.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use super::peers::Peer;
 use super::{Command, ConnectorConfig, DeliverLanes, Shared};
 use crate::sys::process::PidFd;
 use crate::sys::{Epoll, Interest, Readiness, socket, unix};
+use crate::transport::board::Neighbour;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::listen::Listeners;
 use crate::transport::shm::{self, Pair, ShmParts, Side};
@@ -73,7 +75,7 @@ enum Next {
     Keep,
     Close,
     /// It is a shared memory link now.
-    Shm(Box<(Pair, Doorbell)>),
+    Shm(Box<(Pair, Neighbour)>),
 }
 
 /// Fresh random bytes.
@@ -426,7 +428,7 @@ impl Driver {
     fn send_message(
         connection: &Connection,
         message: ShmMessage,
-        descriptors: &[std::os::fd::BorrowedFd<'_>],
+        descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), End> {
         match unix::send_with_descriptors(&connection.socket, &message.encode(), descriptors)? {
             exchange::MESSAGE_BYTES => Ok(()),
@@ -441,7 +443,8 @@ impl Driver {
         match made {
             Ok((segment, pair)) => {
                 let message = ShmMessage::Offer { ring_bytes: ring_bytes as u64 };
-                Self::send_message(connection, message, &shm::offer_descriptors(&segment, &self.sleeper))?;
+                let [word, event, board] = self.descriptors()?;
+                Self::send_message(connection, message, &[segment.as_fd(), word, event, board])?;
                 connection.stage = Stage::Offered(Box::new(pair));
                 Ok(())
             }
@@ -457,9 +460,9 @@ impl Driver {
         let stage = std::mem::replace(&mut connection.stage, Stage::Lingering);
         match (stage, message) {
             (Stage::Offered(pair), Some(ShmMessage::Reply)) => {
-                let doorbell = Self::take_doorbell(connection)?;
+                let neighbour = Self::take_neighbour(connection)?;
                 Self::send_message(connection, ShmMessage::Commit, &[])?;
-                Ok(Next::Shm(Box::new((*pair, doorbell))))
+                Ok(Next::Shm(Box::new((*pair, neighbour))))
             }
             (Stage::Offered(_), Some(ShmMessage::NoReply)) => {
                 Err(End::Shm("the other side could not use the shared memory that it was offered".into()))
@@ -467,7 +470,7 @@ impl Driver {
             (Stage::AwaitsOffer, Some(ShmMessage::Offer { ring_bytes })) => {
                 match Self::take_offer(connection, ring_bytes) {
                     Ok(link) => {
-                        let descriptors = self.sleeper.doorbell_descriptors();
+                        let descriptors = self.descriptors()?;
                         Self::send_message(connection, ShmMessage::Reply, &descriptors)?;
                         connection.stage = Stage::AwaitsCommit(Box::new(link));
                         Ok(Next::Keep)
@@ -486,32 +489,38 @@ impl Driver {
         }
     }
 
-    fn take_doorbell(connection: &mut Connection) -> Result<Doorbell, End> {
-        let Some([word, event]) = exchange::exactly(&mut connection.descriptors) else {
-            return Err(End::Shm(format!("the other side sent other {DESCRIPTORS}")));
-        };
-        Doorbell::from_peer(word, event)
-            .map_err(|error| End::Shm(format!("the other side's doorbell cannot be used: {error}")))
+    /// This side's doorbell and board.
+    fn descriptors(&self) -> Result<[BorrowedFd<'_>; 3], End> {
+        self.sleeper.descriptors().map_err(|error| End::Shm(format!("no shared memory for a board can be had: {error}")))
     }
 
-    fn take_offer(connection: &mut Connection, ring_bytes: u64) -> io::Result<(Pair, Doorbell)> {
+    fn take_neighbour(connection: &mut Connection) -> Result<Neighbour, End> {
+        let Some([word, event, board]) = exchange::exactly(&mut connection.descriptors) else {
+            return Err(End::Shm(format!("the other side sent other {DESCRIPTORS}")));
+        };
+        let neighbour = Doorbell::from_peer(word, event).and_then(|doorbell| Neighbour::new(doorbell, board));
+        neighbour.map_err(|error| End::Shm(format!("the other side's doorbell or board cannot be used: {error}")))
+    }
+
+    fn take_offer(connection: &mut Connection, ring_bytes: u64) -> io::Result<(Pair, Neighbour)> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-        let Some([segment, word, event]) = exchange::exactly(&mut connection.descriptors) else {
+        let Some([segment, word, event, board]) = exchange::exactly(&mut connection.descriptors) else {
             return Err(wrong(&format!("other {DESCRIPTORS}")));
         };
         let ring_bytes = usize::try_from(ring_bytes).map_err(|_| wrong("a ring larger than memory"))?;
         let segment = shm::accept_segment(segment, ring_bytes)?;
-        Ok((Pair::map(&segment, ring_bytes, Side::Taker)?, Doorbell::from_peer(word, event)?))
+        let neighbour = Neighbour::new(Doorbell::from_peer(word, event)?, board)?;
+        Ok((Pair::map(&segment, ring_bytes, Side::Taker)?, neighbour))
     }
 
     /// What a lane needs besides memory.
-    pub(super) fn shm_parts(connection: Connection, link: (Pair, Doorbell), peer: usize) -> ShmParts {
+    pub(super) fn shm_parts(connection: Connection, link: (Pair, Neighbour), peer: usize) -> ShmParts {
         // Without its process at hand (another process-id namespace), the socket alone tells the peer's end.
         let process = unix::peer_credentials(&connection.socket)
             .ok()
             .and_then(|credentials| credentials.process)
             .and_then(|process| PidFd::open(process).ok());
-        ShmParts { socket: connection.socket, process, doorbell: link.1, pair: link.0, peer }
+        ShmParts { socket: connection.socket, process, neighbour: link.1, pair: link.0, peer }
     }
 
     // Ends.

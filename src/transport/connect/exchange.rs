@@ -1,7 +1,7 @@
 //! The three messages by which two authenticated members share memory: offer, reply, commit.
 //!
-//! The maker offers a segment and its doorbell; the taker maps them and replies with its own doorbell; the maker maps
-//! that and commits. Only then does either side use the link, so that a failure at any point leaves both free to try
+//! The maker offers a segment, its doorbell and its board; the taker maps them and replies with its own doorbell and
+//! board; the maker maps those and commits. Only then does either side use the link, so that a failure at any point leaves both free to try
 //! another way. A message is 16 bytes: `PHSM`, kind, whether it is a failure, two zeros, and the size of a ring.
 
 use std::os::fd::OwnedFd;
@@ -11,13 +11,13 @@ pub(super) const MESSAGE_BYTES: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShmMessage {
-    /// With three descriptors: segment, doorbell, event.
+    /// With four descriptors: segment, doorbell, event, board.
     Offer {
         ring_bytes: u64,
     },
     /// The maker has no memory to offer.
     NoOffer,
-    /// With two descriptors: doorbell, event.
+    /// With three descriptors: doorbell, event, board.
     Reply,
     /// The taker cannot use the offer.
     NoReply,

@@ -20,7 +20,7 @@ use super::connection::{Connection, Lost, Stage};
 use super::driver::{Driver, End, random};
 use super::{NextView, PeerAddress, TransportPolicy, require_shm};
 use crate::sys::{socket, unix};
-use crate::transport::doorbell::Doorbell;
+use crate::transport::board::Neighbour;
 use crate::transport::lane::Lane;
 use crate::transport::shm::{Pair, ShmLane};
 use crate::transport::tcp::TcpLane;
@@ -318,7 +318,7 @@ impl Driver {
     }
 
     /// Delivers a peer with which memory is shared.
-    pub(super) fn complete_shm(&mut self, connection: Connection, link: (Pair, Doorbell)) {
+    pub(super) fn complete_shm(&mut self, connection: Connection, link: (Pair, Neighbour)) {
         let Some(rank) = connection.peer else { return };
         let lane = ShmLane::new(Self::shm_parts(connection, link, rank), self.sleeper.clone());
         self.finish(rank, lane.map(|lane| vec![Box::new(lane) as Box<dyn Lane>]));

@@ -40,6 +40,7 @@ use std::sync::Arc;
 use self::core::Core;
 use self::reader::{Reader, Sink, Stop};
 use self::writer::Writer;
+use super::board::Neighbour;
 use super::{Endpoint, Event, Lane, LaneError, Notice, RecvRequest, SendRequest};
 use crate::types::{Generation, Tag, TransportKind};
 use crate::wire::frame::{Frame, Header};
@@ -348,6 +349,10 @@ impl Endpoint for StreamEndpoint {
 
     fn say_goodbye(&mut self) {
         self.core.goodbye = true;
+    }
+
+    fn neighbour(&self) -> Option<&Neighbour> {
+        self.lanes.first().and_then(|lane| lane.lane.neighbour())
     }
 
     fn is_drained(&self) -> bool {

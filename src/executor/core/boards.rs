@@ -1,0 +1,163 @@
+//! Calls that go over the boards of ranks on one host: how the engine carries them.
+
+use std::time::Instant;
+
+use super::{Core, Early, Peer};
+use crate::executor::channel::InHostWay;
+use crate::executor::in_host::{Ended, SetUp, Trouble};
+use crate::executor::operation::{Operation, Work};
+use crate::types::{CommunicatorId, Error, Tag};
+
+/// How many calls that have ended here are given up with one before them. A rank cannot be further ahead of the others
+/// over boards, where none writes a line before all have written the one before.
+const MOST_AHEAD: u64 = 4;
+
+impl Core {
+    /// With the first call of a communicator whose ranks share a host: begins to find out whether all see each other's
+    /// boards. Returns why not even that can be begun, if another rank has given it up already.
+    pub(super) fn set_up(&mut self, work: &Work, now: Instant) -> Option<Error> {
+        let board = (self.board)();
+        let channel = self.channels.get_mut(&work.tag.communicator)?;
+        let (rank, members, first) = (channel.rank, channel.members.clone(), channel.next_sequence);
+        let set_up = SetUp::new(rank, members, board, work.signature, work.deadline, first);
+        channel.next_sequence += SetUp::OPERATIONS;
+        channel.own_operations = SetUp::OPERATIONS;
+        let given_up = (first..first + SetUp::OPERATIONS).find_map(|sequence| channel.abort_cause(sequence));
+        if let Some(cause) = given_up.cloned() {
+            channel.in_host = InHostWay::Never;
+            return Some(cause);
+        }
+        channel.in_host = InHostWay::SettingUp(Box::new(set_up));
+        self.start_round(work.tag.communicator, now);
+        None
+    }
+
+    fn start_round(&mut self, communicator: CommunicatorId, now: Instant) {
+        let Some(channel) = self.channels.get_mut(&communicator) else { return };
+        let InHostWay::SettingUp(set_up) = &mut channel.in_host else { return };
+        let tag = Tag { communicator, sequence: set_up.sequence() };
+        let (work, completion) = match set_up.work(tag) {
+            Ok(work) => (work, set_up.completion.clone()),
+            Err(error) => return self.set_up_ended(communicator, Some(error)),
+        };
+        let early = channel.take_early(tag.sequence);
+        // SAFETY: the work keeps its memory alive itself, and nobody else reaches it until it has ended.
+        let mut operation = unsafe { Operation::new(work, tag, completion, now) };
+        operation.sets_up = true;
+        let differs = early.into_iter().find(|message| !operation.agrees_with(&message.call));
+        let slot = self.put(operation);
+        match differs {
+            Some(message) => self.fail_with_mismatch(slot, message),
+            None => self.begin(slot),
+        }
+    }
+
+    /// One of the two operations of a setting-up has ended.
+    pub(super) fn set_up_ended(&mut self, communicator: CommunicatorId, cause: Option<Error>) {
+        let peers = &self.peers;
+        let Some(channel) = self.channels.get_mut(&communicator) else { return };
+        let InHostWay::SettingUp(set_up) = &mut channel.in_host else { return };
+        if cause.is_none() {
+            set_up.learn(|member| match peers.get(member) {
+                Some(Peer::Connected { endpoint, .. }) => endpoint.neighbour().cloned(),
+                _ => None,
+            });
+            if set_up.next_round() {
+                return self.start_round(communicator, Instant::now());
+            }
+        }
+        let InHostWay::SettingUp(set_up) = std::mem::replace(&mut channel.in_host, InHostWay::Never) else { return };
+        let (in_host, held) = set_up.finish(cause.is_none());
+        if let Some(in_host) = in_host {
+            let index = self.in_hosts.iter().position(Option::is_none).unwrap_or_else(|| {
+                self.in_hosts.push(None);
+                self.in_hosts.len() - 1
+            });
+            self.in_hosts[index] = Some(Box::new(in_host));
+            channel.in_host = InHostWay::Over(index);
+        }
+        tracing::debug!(over_boards = matches!(channel.in_host, InHostWay::Over(_)), "a communicator on one host");
+        for slot in held {
+            let Some(operation) = &mut self.slots[slot].operation else { continue };
+            operation.held = false;
+            match &cause {
+                Some(cause) => self.fail(slot, cause.clone(), true),
+                None => self.begin(slot),
+            }
+        }
+    }
+
+    /// Moves one communicator's calls over boards. Returns whether anything moved.
+    pub(super) fn advance_in_host(&mut self, index: usize) -> bool {
+        let Some(Some(in_host)) = self.in_hosts.get_mut(index) else { return false };
+        if !in_host.is_active() {
+            return false;
+        }
+        let mut ended = Ended::new();
+        let moved = in_host.advance(&mut ended, &mut self.slots);
+        for (slot, outcome) in ended {
+            match outcome {
+                Ok(()) => self.end(slot, Ok(())),
+                Err(Trouble::Differs(from, call)) => {
+                    let channel = self.slots[slot].operation.as_ref().and_then(|one| {
+                        let channel = self.channels.get(&one.tag.communicator)?;
+                        Some((channel, one.tag.sequence))
+                    });
+                    let unaware = channel.and_then(|(channel, sequence)| channel.unaware(from, sequence)).cloned();
+                    self.fail_with_mismatch(slot, Early { from, call, unaware });
+                }
+                Err(Trouble::Broken(from)) => {
+                    let Some(operation) = &self.slots[slot].operation else { continue };
+                    let Some(channel) = self.channels.get(&operation.tag.communicator) else { continue };
+                    let detail = "it left the communicator's shared memory in the middle of a call";
+                    let failure = channel.failure(from, &operation.signature, detail);
+                    self.fail(slot, failure, true);
+                }
+            }
+        }
+        moved
+    }
+
+    /// A call of a communicator was given up, here or elsewhere: nothing of it goes over boards any more. What this rank
+    /// has in flight there fails with it, and so does, for the others, what it has ended since.
+    pub(super) fn forgo_boards(&mut self, tag: Tag, cause: &Error, tell: bool) {
+        let Some(channel) = self.channels.get_mut(&tag.communicator) else { return };
+        let InHostWay::Over(index) = channel.in_host else { return };
+        channel.in_host = InHostWay::Never;
+        let in_host = self.in_hosts.get_mut(index).and_then(Option::take);
+        let slots = in_host.as_ref().map(|in_host| in_host.operations()).unwrap_or_default();
+        drop(in_host);
+        for slot in slots {
+            self.fail(slot, cause.clone(), tell);
+        }
+        let Some(channel) = self.channels.get_mut(&tag.communicator).filter(|_| tell) else { return };
+        let end = channel.next_sequence.min(tag.sequence.saturating_add(1 + MOST_AHEAD));
+        for sequence in tag.sequence.saturating_add(1)..end {
+            let tag = Tag { sequence, ..tag };
+            let Some(channel) = self.channels.get_mut(&tag.communicator) else { return };
+            if !self.by_tag.contains_key(&tag) && channel.abort(sequence, cause) {
+                self.tell_abort(tag, cause);
+            }
+        }
+    }
+
+    /// A communicator is not used any more.
+    pub(super) fn leave_boards(&mut self, way: InHostWay) {
+        if let InHostWay::Over(index) = way
+            && let Some(in_host) = self.in_hosts.get_mut(index)
+        {
+            *in_host = None;
+        }
+    }
+
+    /// The ranks that an operation waits for.
+    pub(super) fn waiting_for(&self, operation: &Operation) -> Vec<usize> {
+        let way = self.channels.get(&operation.tag.communicator).map(|channel| &channel.in_host);
+        match (&operation.run, way) {
+            (Some(run), Some(&InHostWay::Over(index))) => {
+                self.in_hosts.get(index).and_then(Option::as_ref).map_or_else(Vec::new, |one| one.waiting_for(run))
+            }
+            _ => operation.waiting_for(),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Which bytes of a call each rank shows to the others, and where each of them goes.
+//!
+//! Everything here follows from the call alone, so that all ranks reckon alike.
+
+use std::sync::Arc;
+
+use crate::transport::board::{CHUNK_BYTES, PAYLOAD_BYTES, RESULT_BYTES};
+use crate::types::Collective;
+
+/// How many elements a call moves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// The whole buffer.
+    Whole(usize),
+    /// Blocks of one length, one for each rank.
+    Equal(usize),
+    /// Blocks of given lengths, one for each rank.
+    Blocks(Arc<[usize]>),
+}
+
+/// A call in which every rank knows every length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The collective.
+    pub collective: Collective,
+    /// The elements.
+    pub extent: Extent,
+    /// The root, of those that have one.
+    pub root: usize,
+    /// Whether this rank's memory is one buffer.
+    pub in_place: bool,
+    /// This rank.
+    pub rank: usize,
+    /// The number of ranks.
+    pub size: usize,
+    /// Bytes of an element.
+    pub width: usize,
+}
+
+/// A run of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub start: usize,
+    pub bytes: usize,
+}
+
+/// What becomes of what is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Every rank combines it all, and in long messages each combines a part, which the others then copy.
+    Allreduce,
+    /// As that, for the root alone.
+    Reduce,
+    /// Each rank combines its own block.
+    ReduceScatter,
+    /// Copied by those that it is for.
+    Copied,
+}
+
+impl Layout {
+    pub(super) fn fate(&self) -> Fate {
+        match self.collective {
+            Collective::Allreduce => Fate::Allreduce,
+            Collective::Reduce => Fate::Reduce,
+            Collective::ReduceScatter => Fate::ReduceScatter,
+            _ => Fate::Copied,
+        }
+    }
+
+    fn count(&self, block: usize) -> usize {
+        match &self.extent {
+            Extent::Whole(count) | Extent::Equal(count) => *count,
+            Extent::Blocks(counts) => counts.get(block).copied().unwrap_or(0),
+        }
+    }
+
+    /// Where a block begins among all.
+    fn start(&self, block: usize) -> usize {
+        match &self.extent {
+            Extent::Whole(_) => 0,
+            Extent::Equal(count) => block * count,
+            Extent::Blocks(counts) => counts.iter().take(block).sum(),
+        }
+    }
+
+    fn run(&self, start: usize, count: usize) -> Run {
+        Run { start: start * self.width, bytes: count * self.width }
+    }
+
+    /// Whether the call sends each rank another block.
+    fn scatters(&self) -> bool {
+        matches!(self.collective, Collective::ReduceScatter | Collective::Alltoall | Collective::Scatter)
+    }
+
+    /// Whether each rank gives one block.
+    fn gathers(&self) -> bool {
+        matches!(self.collective, Collective::Allgather | Collective::Gather)
+    }
+
+    /// Whether a rank shows anything.
+    fn shows(&self, rank: usize) -> bool {
+        match self.collective {
+            Collective::Broadcast | Collective::Scatter => rank == self.root,
+            Collective::Barrier => false,
+            _ => true,
+        }
+    }
+
+    /// What this rank shows, in the memory that it reads from: see [`reads_output`](Self::reads_output).
+    pub(super) fn shown(&self) -> Run {
+        if !self.shows(self.rank) {
+            return self.run(0, 0);
+        }
+        if self.scatters() {
+            return self.run(0, self.start(self.size));
+        }
+        let count = self.count(self.rank);
+        if self.gathers() && self.in_place { self.run(self.start(self.rank), count) } else { self.run(0, count) }
+    }
+
+    /// Whether this rank's contribution lies in the output.
+    pub(super) fn reads_output(&self) -> bool {
+        self.in_place
+    }
+
+    /// What this rank takes of what `from` shows, and where it puts it in its output.
+    pub(super) fn taken(&self, from: usize) -> Option<(Run, usize)> {
+        let is_root = self.rank == self.root;
+        let rooted_elsewhere = matches!(self.collective, Collective::Reduce | Collective::Gather) && !is_root;
+        if rooted_elsewhere || !self.shows(from) {
+            return None;
+        }
+        let own = from == self.rank;
+        if own && self.in_place && self.fate() == Fate::Copied {
+            return None;
+        }
+        if self.scatters() {
+            let part = self.run(self.start(self.rank), self.count(self.rank));
+            let target = match self.collective {
+                Collective::Alltoall => self.start(from) * self.width,
+                Collective::ReduceScatter if self.in_place => part.start,
+                _ => 0,
+            };
+            return Some((part, target));
+        }
+        if own && self.collective == Collective::Broadcast {
+            return None;
+        }
+        let part = self.run(0, self.count(from));
+        let target = if self.gathers() { self.start(from) * self.width } else { 0 };
+        Some((part, target))
+    }
+
+    /// Whether this rank needs to have seen `from` before it has its result.
+    pub(super) fn needs(&self, from: usize) -> bool {
+        self.collective == Collective::Barrier || self.taken(from).is_some()
+    }
+
+    /// The most bytes that any rank shows.
+    pub(super) fn longest(&self) -> usize {
+        let count = match (&self.extent, self.scatters()) {
+            (_, true) => self.start(self.size),
+            (Extent::Blocks(counts), false) => counts.iter().copied().max().unwrap_or(0),
+            (_, false) => self.count(0),
+        };
+        count * self.width
+    }
+
+    /// Whether it all goes into a line.
+    pub(super) fn is_short(&self) -> bool {
+        self.longest() <= PAYLOAD_BYTES
+    }
+}
+
+/// How a long message is cut into chunks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    /// Elements of a chunk: of the whole, or of one block.
+    elements: usize,
+    /// Elements of a rank's part of a chunk, where ranks have parts.
+    pub part: usize,
+    /// The number of chunks.
+    pub chunks: u64,
+}
+
+impl Cut {
+    pub(super) fn new(layout: &Layout) -> Self {
+        let room = CHUNK_BYTES / layout.width;
+        let line = (64 / layout.width).max(1);
+        let (elements, part, longest) = if layout.scatters() {
+            let each = (room / layout.size) / line * line;
+            (each, each, (0..layout.size).map(|block| layout.count(block)).max().unwrap_or(0))
+        } else if matches!(layout.fate(), Fate::Allreduce | Fate::Reduce) {
+            let part = (RESULT_BYTES / layout.width / line).min(room / layout.size / line) * line;
+            (part * layout.size, part, layout.count(0))
+        } else {
+            (room, room, (0..layout.size).map(|block| layout.count(block)).max().unwrap_or(0))
+        };
+        Self { elements, part, chunks: longest.div_ceil(elements) as u64 }
+    }
+
+    /// The elements of a chunk in a run of `count`.
+    fn range(&self, chunk: u64, count: usize) -> std::ops::Range<usize> {
+        let start = (chunk as usize).saturating_mul(self.elements).min(count);
+        start..start.saturating_add(self.elements).min(count)
+    }
+
+    /// The part of the chunk that `owner` combines: where it lies in the whole, and in the stage.
+    pub(super) fn share(&self, layout: &Layout, chunk: u64, owner: usize) -> (Run, usize) {
+        let range = self.range(chunk, layout.count(0));
+        let start = (range.start + owner * self.part).min(range.end);
+        let end = (start + self.part).min(range.end);
+        (layout.run(start, end - start), owner * self.part * layout.width)
+    }
+
+    /// What this rank puts up of the chunk for `to`, in the memory that it reads from, and where in the stage. Where all
+    /// get the same, it is put up once, for rank 0.
+    pub(super) fn shown(&self, layout: &Layout, chunk: u64, to: usize) -> Option<(Run, usize)> {
+        match layout.fate() {
+            Fate::Allreduce | Fate::Reduce => (to != layout.rank).then(|| self.share(layout, chunk, to)),
+            _ if !layout.shows(layout.rank) => None,
+            _ if layout.scatters() => {
+                let range = self.range(chunk, layout.count(to));
+                let run = layout.run(layout.start(to) + range.start, range.len());
+                (to != layout.rank).then_some((run, to * self.part * layout.width))
+            }
+            _ => {
+                let range = self.range(chunk, layout.count(layout.rank));
+                let offset = layout.shown().start;
+                let run = layout.run(range.start, range.len());
+                (to == 0).then_some((Run { start: offset + run.start, ..run }, 0))
+            }
+        }
+    }
+
+    /// What this rank takes of the chunk that `from` put up, in the stage, and where in its output it goes. For what is
+    /// copied, or combined to where it belongs.
+    pub(super) fn taken(&self, layout: &Layout, chunk: u64, from: usize) -> Option<(Run, usize)> {
+        let (whole, target) = layout.taken(from)?;
+        let range = self.range(chunk, whole.bytes / layout.width);
+        let start = if layout.scatters() { layout.rank * self.part } else { 0 };
+        Some((layout.run(start, range.len()), target + range.start * layout.width))
+    }
+
+    /// The bytes of this rank's own contribution that go with [`taken`](Self::taken) of itself, in the memory that it
+    /// reads from.
+    pub(super) fn own(&self, layout: &Layout, chunk: u64) -> Option<(Run, usize)> {
+        let (whole, target) = layout.taken(layout.rank)?;
+        let range = self.range(chunk, whole.bytes / layout.width);
+        let offset = layout.shown().start + whole.start;
+        let run = layout.run(range.start, range.len());
+        Some((Run { start: offset + run.start, ..run }, target + run.start))
+    }
+}

@@ -1,0 +1,400 @@
+//! Collectives among few ranks of one host, straight through shared memory.
+//!
+//! A message costs matching, framing and flow control, which for a few bytes is many times what the memory takes. Where
+//! all ranks of a communicator share a host, and are few, its collectives go over their boards instead
+//! (`transport::board`): each rank shows what it contributes, and takes from the others' boards what it needs. There is no
+//! read-modify-write, and every word has one writer.
+//!
+//! This is how the *one-shot* and *two-shot* schedules of `schedule::algorithms::direct` are carried out there, with the
+//! same association, in rank order, and so to the same bits.
+//!
+//! # Short calls
+//!
+//! Call number k of the communicator has line k modulo 2 of each board: the number, the call itself and the payload. A
+//! rank writes its line, waits for those that it needs, compares their calls with its own, and combines or copies. The
+//! line of call k may be written when all ranks have written that of k - 1, for whoever has done so is done with k - 2.
+//!
+//! # Long calls
+//!
+//! They have a line too, by which the ranks know that they are in the same call; their bytes go in chunks through the
+//! stage, a few at a time. A rank puts a chunk's contributions up (*staged*); combines its own part of it when all have
+//! staged theirs, and shows the result (*combined*); and copies the others' results (*done*). It stages the next chunks
+//! meanwhile. A place in the stage is used again when all are done with what lay there.
+//!
+//! Lines are written in the order of the calls; a long call does not keep a short one that comes after it.
+//!
+//! # Setting up
+//!
+//! With the first collective of a communicator, whichever it is, its ranks tell each other which parts of their boards
+//! they have taken, and then whether they can see all the others': two small allgathers over the ordinary way, under the
+//! signature of that first call. Unless all can, the communicator keeps to the ordinary way.
+//!
+//! # When something goes wrong
+//!
+//! A call that is given up, for whatever reason, ends the use of the boards in that communicator for good: what is on them
+//! could be of a call that some rank has given up and another not. The calls that follow take the ordinary way. A rank
+//! that hears that a call was given up after it has ended later ones, which the others may now wait for in vain, gives
+//! those up too.
+
+mod layout;
+mod run;
+mod set_up;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::core::Slot;
+use super::operation::Operation;
+use crate::sys::points::{Point, reach};
+use crate::transport::board::{Board, CHUNKS, Count, LEFT, Neighbour, Part, fence_before_waking};
+use crate::types::Signature;
+
+pub use layout::{Extent, Layout};
+pub(super) use run::{Memory, Run};
+pub(super) use set_up::SetUp;
+
+/// The most ranks that share boards: every rank looks at all the others' lines.
+pub const MOST_RANKS: usize = 8;
+
+/// Why a call cannot go on.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// A rank is in another call.
+    Differs(usize, Signature),
+    /// A rank wrote what no sound one writes, or has given its part away.
+    Broken(usize),
+}
+
+/// A member's part, as this rank sees it.
+struct Peer {
+    rank: usize,
+    part: Part,
+    neighbour: Neighbour,
+    /// The last line that was seen here.
+    seen: u64,
+}
+
+fn operation(slots: &mut [Slot], slot: usize) -> Option<&mut Operation> {
+    slots.get_mut(slot).and_then(|slot| slot.operation.as_mut())
+}
+
+/// One communicator's parts of the boards, and the calls that go over them.
+pub(super) struct InHost {
+    board: Arc<Board>,
+    index: usize,
+    own: Part,
+    peers: SmallVec<[Peer; MOST_RANKS]>,
+    /// The last line that was written here. The first is 1.
+    line: u64,
+    /// The chunks of all long calls so far.
+    chunks: u64,
+    /// Operations, by their slots in the engine, whose line is not written yet.
+    waiting: VecDeque<usize>,
+    /// The short one under way.
+    short: Option<usize>,
+    /// Long ones under way, of which the first moves.
+    long: VecDeque<usize>,
+    /// Something was written that a sleeping peer may wait for.
+    news: bool,
+}
+
+/// Operations that have ended, by slot.
+pub(super) type Ended = SmallVec<[(usize, Result<(), Trouble>); 4]>;
+
+impl InHost {
+    fn new(board: Arc<Board>, index: usize, own: Part, peers: SmallVec<[Peer; MOST_RANKS]>) -> Self {
+        Self {
+            board,
+            index,
+            own,
+            peers,
+            line: 0,
+            chunks: 0,
+            waiting: VecDeque::new(),
+            short: None,
+            long: VecDeque::new(),
+            news: false,
+        }
+    }
+
+    /// Takes an operation on, after those before it.
+    pub fn push(&mut self, slot: usize) {
+        self.waiting.push_back(slot);
+    }
+
+    /// Whether there is anything to move.
+    pub fn is_active(&self) -> bool {
+        self.short.is_some() || !self.waiting.is_empty() || !self.long.is_empty()
+    }
+
+    /// Every operation that is under way.
+    pub fn operations(&self) -> Vec<usize> {
+        self.short.iter().chain(&self.long).chain(&self.waiting).copied().collect()
+    }
+
+    /// Moves what can be moved, and says what has ended. Returns whether anything moved.
+    pub fn advance(&mut self, ended: &mut Ended, slots: &mut [Slot]) -> bool {
+        let mut moved = false;
+        while self.turn(ended, slots) {
+            moved = true;
+        }
+        if std::mem::take(&mut self.news) {
+            fence_before_waking();
+            self.peers.iter().for_each(|peer| peer.neighbour.wake_after_fence());
+        }
+        moved
+    }
+
+    fn turn(&mut self, ended: &mut Ended, slots: &mut [Slot]) -> bool {
+        let mut moved = false;
+        if self.short.is_none()
+            && let Some(&slot) = self.waiting.front()
+            && let Some(operation) = operation(slots, slot)
+            && self.write_line(operation)
+        {
+            self.waiting.pop_front();
+            if operation.run.as_ref().is_some_and(|run| run.is_short) {
+                self.short = Some(slot);
+            } else {
+                self.long.push_back(slot);
+            }
+            moved = true;
+        }
+        if let Some(slot) = self.short
+            && let Some(operation) = operation(slots, slot)
+            && let Some(outcome) = self.finish_short(operation)
+        {
+            self.short = None;
+            ended.push((slot, outcome));
+            moved = true;
+        }
+        if let Some(&slot) = self.long.front()
+            && let Some(operation) = operation(slots, slot)
+        {
+            let (any, outcome) = self.move_long(operation);
+            moved |= any;
+            if let Some(outcome) = outcome {
+                self.long.pop_front();
+                ended.push((slot, outcome));
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    /// Writes the line of an operation, if it may be written.
+    fn write_line(&mut self, operation: &mut Operation) -> bool {
+        let line = self.line + 1;
+        let before = self.line;
+        if !self.peers.iter_mut().all(|peer| peer.has_written(before)) {
+            return false;
+        }
+        let Some((run, memory)) = operation.in_host() else { return true };
+        let slot = line as usize;
+        if run.is_short {
+            run.show(&memory, self.own.payload(slot));
+        }
+        for (word, value) in self.own.call(slot).into_iter().zip(run.call) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.own.line(slot).store(line, Ordering::Release);
+        self.line = line;
+        run.line = line;
+        if !run.is_short {
+            run.base = self.chunks;
+            self.chunks += run.cut.chunks;
+        }
+        self.news = true;
+        reach(Point::Half);
+        true
+    }
+
+    /// Sees whether a short call has all it needs, and takes it. `None` when not.
+    fn finish_short(&mut self, operation: &mut Operation) -> Option<Result<(), Trouble>> {
+        let (run, memory) = operation.in_host()?;
+        if let Err(trouble) = self.meet(run)? {
+            return Some(Err(trouble));
+        }
+        let slot = run.line as usize;
+        run.take_short(&memory, |rank| self.peer(rank).map(|peer| peer.part.payload(slot).cast_const()));
+        Some(self.believe(run))
+    }
+
+    /// Whether every rank that the call needs has written its line, of the same call.
+    fn meet(&mut self, run: &mut Run) -> Option<Result<(), Trouble>> {
+        if run.met {
+            return Some(Ok(()));
+        }
+        for peer in self.peers.iter_mut().filter(|peer| run.needs(peer.rank)) {
+            if !peer.has_written(run.line) {
+                return None;
+            }
+            if let Err(trouble) = peer.compare(run) {
+                return Some(Err(trouble));
+            }
+        }
+        run.met = true;
+        Some(Ok(()))
+    }
+
+    /// Whether what was read is what its writers wrote for this communicator.
+    fn believe(&self, run: &Run) -> Result<(), Trouble> {
+        match self.peers.iter().find(|peer| run.needs(peer.rank) && !peer.part.is_current()) {
+            Some(peer) => Err(Trouble::Broken(peer.rank)),
+            None => Ok(()),
+        }
+    }
+
+    fn peer(&self, rank: usize) -> Option<&Peer> {
+        self.peers.iter().find(|peer| peer.rank == rank)
+    }
+
+    /// Moves a long call on. Returns whether anything moved, and its outcome if it has ended.
+    fn move_long(&mut self, operation: &mut Operation) -> (bool, Option<Result<(), Trouble>>) {
+        let Some((run, memory)) = operation.in_host() else { return (true, Some(Ok(()))) };
+        let mut moved = false;
+        let met = match self.meet(run) {
+            Some(Err(trouble)) => return (true, Some(Err(trouble))),
+            met => met.is_some(),
+        };
+        loop {
+            let mut step = false;
+            let chunks = run.cut.chunks;
+            // Two chunks ahead of what is combined keep the others busy; what is further ahead falls out of the cache.
+            let ahead = run.staged - run.combined;
+            if run.staged < chunks && ahead < 2 && self.has_room(run) {
+                run.stage(&memory, self.own.stage(run.base + run.staged));
+                run.staged += 1;
+                self.publish(Count::Staged, run.base + run.staged);
+                step = true;
+            }
+            if met && run.combined < run.staged && self.all_have(run, Count::Staged, run.combined) {
+                let chunk = run.base + run.combined;
+                let stage = |rank: usize| self.peer(rank).map(|peer| peer.part.stage(chunk).cast_const());
+                run.combine(&memory, self.own.result(chunk), stage);
+                run.combined += 1;
+                if run.has_results() {
+                    self.publish(Count::Combined, run.base + run.combined);
+                }
+                step = true;
+            }
+            if run.done < run.combined && (!run.collects() || self.all_have(run, Count::Combined, run.done)) {
+                let chunk = run.base + run.done;
+                run.collect(&memory, |rank| self.peer(rank).map(|peer| peer.part.result(chunk).cast_const()));
+                run.done += 1;
+                self.publish(Count::Done, run.base + run.done);
+                step = true;
+            }
+            if !step {
+                break;
+            }
+            moved = true;
+        }
+        if run.done == run.cut.chunks {
+            // A call without a chunk has nothing that waits for the others, and ends when they have come.
+            return if met { (true, Some(self.believe(run))) } else { (moved, None) };
+        }
+        (moved, None)
+    }
+
+    /// Whether all are done with what lay where the next chunk goes.
+    fn has_room(&self, run: &Run) -> bool {
+        let chunk = run.base + run.staged;
+        let wanted = (chunk + 1).saturating_sub(CHUNKS as u64);
+        self.peers.iter().all(|peer| peer.count(Count::Done) >= wanted)
+    }
+
+    /// Whether all that this rank needs have counted beyond a chunk of the call.
+    fn all_have(&self, run: &Run, count: Count, chunk: u64) -> bool {
+        let wanted = run.base + chunk;
+        self.peers.iter().filter(|peer| run.needs(peer.rank)).all(|peer| peer.count(count) > wanted)
+    }
+
+    fn publish(&mut self, count: Count, value: u64) {
+        self.own.count(count).store(value, Ordering::Release);
+        self.news = true;
+    }
+
+    /// The ranks that an operation waits for.
+    pub fn waiting_for(&self, run: &Run) -> Vec<usize> {
+        let lacks = |peer: &&Peer| {
+            if run.line == 0 {
+                return !peer.part_has_written(self.line);
+            }
+            if !run.needs(peer.rank) && run.is_short {
+                return false;
+            }
+            if !peer.part_has_written(run.line) {
+                return true;
+            }
+            let behind = |count, chunk: u64| peer.count(count) <= run.base + chunk;
+            !run.is_short
+                && ((run.needs(peer.rank) && run.combined < run.staged && behind(Count::Staged, run.combined))
+                    || (run.needs(peer.rank)
+                        && run.collects()
+                        && run.done < run.combined
+                        && behind(Count::Combined, run.done))
+                    || (run.staged < run.cut.chunks
+                        && peer.count(Count::Done) + (CHUNKS as u64) <= run.base + run.staged))
+        };
+        self.peers.iter().filter(lacks).map(|peer| peer.rank).collect()
+    }
+}
+
+impl Drop for InHost {
+    fn drop(&mut self) {
+        self.own.leave();
+        let (readers, parts) = self.peers.drain(..).map(|peer| (peer.neighbour, peer.part)).unzip();
+        self.board.give_back(self.index, readers, parts);
+    }
+}
+
+impl Peer {
+    /// Whether the peer has written a line, as its board says now.
+    fn part_has_written(&self, line: u64) -> bool {
+        let found = self.part.line(line as usize).load(Ordering::Acquire);
+        self.seen >= line || (found >= line && found != LEFT)
+    }
+
+    fn has_written(&mut self, line: u64) -> bool {
+        if self.seen >= line {
+            return true;
+        }
+        let found = self.part.line(line as usize).load(Ordering::Acquire);
+        if found < line || found == LEFT {
+            return false;
+        }
+        self.seen = line;
+        true
+    }
+
+    fn count(&self, count: Count) -> u64 {
+        self.part.count(count).load(Ordering::Acquire)
+    }
+
+    /// Whether the peer's line is of the same call.
+    fn compare(&self, run: &Run) -> Result<(), Trouble> {
+        let theirs = self.part.call(run.line as usize).map(|word| word.load(Ordering::Relaxed));
+        if theirs == run.call {
+            return Ok(());
+        }
+        let mut bytes = [0; Signature::BYTES];
+        for (part, word) in bytes.chunks_exact_mut(8).zip(theirs) {
+            part.copy_from_slice(&word.to_le_bytes());
+        }
+        Err(match Signature::decode(&bytes) {
+            Some(call) if self.part.is_current() => Trouble::Differs(self.rank, call),
+            _ => Trouble::Broken(self.rank),
+        })
+    }
+}
+
+/// A call's signature as three words.
+pub(super) fn words(signature: &Signature) -> [u64; 3] {
+    let bytes = signature.encode();
+    std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * word + byte])))
+}
+

@@ -1,0 +1,178 @@
+//! One call on the boards: its memory, and the work on its lines and chunks.
+
+use smallvec::SmallVec;
+
+use super::MOST_RANKS;
+use super::layout::{self, Cut, Fate, Layout};
+use crate::reduce;
+use crate::types::{DataType, Finish, Reduction};
+
+/// How far a call has come.
+pub(in crate::executor) struct Run {
+    layout: Layout,
+    fate: Fate,
+    pub(super) cut: Cut,
+    /// The call, as it stands in the line.
+    pub(super) call: [u64; 3],
+    pub(super) is_short: bool,
+    /// Its line; 0 before that is written.
+    pub(super) line: u64,
+    /// Whether the others were seen to be in the same call.
+    pub(super) met: bool,
+    /// The first of its chunks, counted over all calls.
+    pub(super) base: u64,
+    /// How many of its chunks are put up, combined, and done with.
+    pub(super) staged: u64,
+    pub(super) combined: u64,
+    pub(super) done: u64,
+}
+
+/// The memory of a call, and its arithmetic.
+pub(in crate::executor) struct Memory<'a> {
+    /// What this rank contributes.
+    pub from: *const u8,
+    pub to: *mut u8,
+    pub dtype: DataType,
+    pub reduction: &'a Reduction,
+    pub finish: Finish,
+}
+
+impl Run {
+    pub(in crate::executor) fn new(layout: Layout, call: [u64; 3]) -> Self {
+        let (fate, cut, is_short) = (layout.fate(), Cut::new(&layout), layout.is_short());
+        Self { layout, fate, cut, call, is_short, line: 0, met: false, base: 0, staged: 0, combined: 0, done: 0 }
+    }
+
+    pub(in crate::executor) fn reads_output(&self) -> bool {
+        self.layout.reads_output()
+    }
+
+    /// Whether this rank's result needs what `rank` shows, or in a long call its part of the work.
+    pub(super) fn needs(&self, rank: usize) -> bool {
+        // The owners of the parts of a long reduce need all contributions, whoever gets the result.
+        self.layout.needs(rank) || (self.fate == Fate::Reduce && !self.is_short)
+    }
+
+    /// Whether the parts that the ranks combine are shown to others.
+    pub(super) fn has_results(&self) -> bool {
+        matches!(self.fate, Fate::Allreduce | Fate::Reduce)
+    }
+
+    /// Grows as the call comes on.
+    pub(in crate::executor) fn step_number(&self) -> u32 {
+        let steps = self.line.min(1) + self.staged + self.combined + self.done;
+        u32::try_from(steps).unwrap_or(u32::MAX)
+    }
+
+    /// Whether this rank copies the others' results.
+    pub(super) fn collects(&self) -> bool {
+        self.has_results() && self.layout.taken(self.layout.rank).is_some()
+    }
+
+    /// Copies what this rank shows into its line.
+    pub(super) fn show(&self, memory: &Memory<'_>, payload: *mut u8) {
+        copy(memory.from, self.layout.shown(), payload);
+    }
+
+    /// Takes the result of a short call from the payloads of all.
+    pub(super) fn take_short<'a>(&self, memory: &Memory<'_>, payload: impl Fn(usize) -> Option<*const u8> + 'a) {
+        let own = memory.from.wrapping_add(self.layout.shown().start);
+        let source = |rank: usize| if rank == self.layout.rank { Some(own) } else { payload(rank) };
+        if self.fate == Fate::Copied {
+            for rank in 0..self.layout.size {
+                if let (Some((run, target)), Some(source)) = (self.layout.taken(rank), source(rank)) {
+                    copy(source, run, memory.to.wrapping_add(target));
+                }
+            }
+            return;
+        }
+        let Some((run, target)) = self.layout.taken(self.layout.rank) else { return };
+        let sources: SmallVec<[*const u8; MOST_RANKS]> =
+            (0..self.layout.size).filter_map(source).map(|source| source.wrapping_add(run.start)).collect();
+        self.reduce(memory, memory.to.wrapping_add(target), &sources, run.bytes);
+    }
+
+    /// Puts the next chunk up.
+    pub(super) fn stage(&self, memory: &Memory<'_>, stage: *mut u8) {
+        for to in 0..self.layout.size {
+            if let Some((run, offset)) = self.cut.shown(&self.layout, self.staged, to) {
+                copy(memory.from, run, stage.wrapping_add(offset));
+            }
+        }
+    }
+
+    /// Combines this rank's part of the next chunk, and shows it where others need it.
+    pub(super) fn combine<'a>(
+        &self,
+        memory: &Memory<'_>,
+        result: *mut u8,
+        stage: impl Fn(usize) -> Option<*const u8> + 'a,
+    ) {
+        let Layout { rank, size, .. } = self.layout;
+        let sources = |own: *const u8, offset: usize| -> SmallVec<[*const u8; MOST_RANKS]> {
+            let source = |from| if from == rank { Some(own) } else { Some(stage(from)?.wrapping_add(offset)) };
+            (0..size).filter_map(source).collect()
+        };
+        match self.fate {
+            Fate::Allreduce | Fate::Reduce => {
+                let (run, offset) = self.cut.share(&self.layout, self.combined, rank);
+                let own = memory.from.wrapping_add(run.start);
+                self.reduce(memory, result, &sources(own, offset), run.bytes);
+                if self.layout.taken(rank).is_some() {
+                    copy(result, layout::Run { start: 0, bytes: run.bytes }, memory.to.wrapping_add(run.start));
+                }
+            }
+            Fate::ReduceScatter => {
+                let Some((run, target)) = self.cut.own(&self.layout, self.combined) else { return };
+                let own = memory.from.wrapping_add(run.start);
+                let offset = self.cut.taken(&self.layout, self.combined, rank).map_or(0, |(run, _)| run.start);
+                self.reduce(memory, memory.to.wrapping_add(target), &sources(own, offset), run.bytes);
+            }
+            Fate::Copied => {
+                for from in (0..size).filter(|from| *from != rank) {
+                    if let (Some((run, target)), Some(stage)) =
+                        (self.cut.taken(&self.layout, self.combined, from), stage(from))
+                    {
+                        copy(stage, run, memory.to.wrapping_add(target));
+                    }
+                }
+                if let Some((run, target)) = self.cut.own(&self.layout, self.combined) {
+                    copy(memory.from, run, memory.to.wrapping_add(target));
+                }
+            }
+        }
+    }
+
+    /// Copies the others' results of the next chunk.
+    pub(super) fn collect<'a>(&self, memory: &Memory<'_>, result: impl Fn(usize) -> Option<*const u8> + 'a) {
+        let Layout { rank, size, .. } = self.layout;
+        if !self.collects() {
+            return;
+        }
+        for owner in (0..size).filter(|owner| *owner != rank) {
+            let (run, _) = self.cut.share(&self.layout, self.done, owner);
+            if let Some(result) = result(owner) {
+                copy(result, layout::Run { start: 0, bytes: run.bytes }, memory.to.wrapping_add(run.start));
+            }
+        }
+    }
+
+    fn reduce(&self, memory: &Memory<'_>, target: *mut u8, sources: &[*const u8], bytes: usize) {
+        let count = bytes / self.layout.width;
+        // SAFETY: the layout keeps every run inside the caller's buffers, whose lengths are the call's, and inside the
+        // boards' payloads, stages and results, which are mapped as long as the communicator's parts. The peers do not
+        // write what they have published until this rank has said that it is done. The target is the caller's own, or
+        // this rank's own result; equal to a source or apart from all.
+        unsafe { reduce::reduce(memory.reduction, memory.dtype, target, sources, count, memory.finish) }
+    }
+}
+
+/// Copies a run of `source`.
+fn copy(source: *const u8, run: layout::Run, target: *mut u8) {
+    let source = source.wrapping_add(run.start);
+    if run.bytes > 0 && source != target.cast_const() {
+        // SAFETY: as in `Run::reduce`; one of the two is a board's and the other the caller's, or both are the caller's
+        // input and output, which do not overlap.
+        unsafe { target.copy_from_nonoverlapping(source, run.bytes) }
+    }
+}

@@ -1,0 +1,261 @@
+//! Boards: shared memory that one member writes and its in-host peers read.
+//!
+//! A member has one board. It maps it for writing, seals it so that nobody else can, and its peers get the descriptor
+//! with the doorbell. So a member that was removed and lives on can change nothing but its own board, which nobody looks
+//! at any more.
+//!
+//! A board is divided into [`PARTS`] parts; a communicator takes one on each of its members' boards. A part holds
+//!
+//! - an *epoch*, which changes when the part goes over to another communicator;
+//! - two *lines* in turn, each with the number of a call, the call itself, and its payload, which for the smallest
+//!   messages lies in the very cache line that says it is there;
+//! - three *counters* of the chunks of long messages, and the memory that those go through.
+//!
+//! What is in it, and who may write it when, is `executor::in_host`'s business.
+//!
+//! # Reuse
+//!
+//! A part is taken again when every peer has left it, or is gone. Where a member is gone as others see it and reads on, it
+//! finds another epoch after what it has read, and does not believe it (a sequence lock: H.-J. Boehm, "Can seqlocks get
+//! along with programming language memory models?", MSPC 2012).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::doorbell::{Doorbell, Word};
+use crate::sys::{self, Mapping, Segment};
+use crate::types::Signature;
+
+/// How many communicators can have a part at once.
+pub(crate) const PARTS: usize = 3;
+
+/// Two cache lines, because processors fetch neighbours in pairs.
+const LINE: usize = 128;
+
+/// Bytes of payload that a line takes.
+pub(crate) const PAYLOAD_BYTES: usize = SLOT_BYTES - HEAD_BYTES;
+
+/// How many chunks of long messages are on their way at once.
+pub(crate) const CHUNKS: usize = 4;
+
+/// Bytes of a chunk's contributions.
+pub(crate) const CHUNK_BYTES: usize = 64 << 10;
+
+/// Bytes of a chunk's results.
+pub(crate) const RESULT_BYTES: usize = CHUNK_BYTES / 2 + LINE;
+
+/// The line number of one that has left.
+pub(crate) const LEFT: u64 = u64::MAX;
+
+const HEAD_BYTES: usize = 8 + Signature::BYTES;
+const SLOT_BYTES: usize = 16 << 10;
+const EPOCH: usize = 0;
+const COUNTERS: usize = LINE;
+const SLOTS: usize = 4096;
+const STAGES: usize = SLOTS + 2 * SLOT_BYTES;
+const RESULTS: usize = STAGES + CHUNKS * CHUNK_BYTES;
+const PART_BYTES: usize = (RESULTS + CHUNKS * RESULT_BYTES).next_multiple_of(4096);
+
+/// The three counters of a part: how many chunks it has ...
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// ... put up for the others.
+    Staged = 0,
+    /// ... combined.
+    Combined = 1,
+    /// ... done with: nothing of the others' is read any more.
+    Done = 2,
+}
+
+fn board_bytes() -> usize {
+    (PARTS * PART_BYTES).next_multiple_of(sys::page_bytes())
+}
+
+/// A member's own board.
+#[derive(Debug)]
+pub struct Board {
+    segment: Segment,
+    memory: Arc<Mapping>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Counts the takings, so that no two share an epoch.
+    epochs: u64,
+    parts: [Place; PARTS],
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    taken: bool,
+    /// Who may still read it.
+    readers: Vec<Neighbour>,
+    /// Where each of them has its own part.
+    parts: Vec<Part>,
+}
+
+impl Board {
+    pub(super) fn create() -> io::Result<Self> {
+        let (segment, memory) = Segment::create_for_one_writer("phalanx-board", board_bytes())?;
+        Ok(Self { segment, memory: Arc::new(memory), state: Mutex::default() })
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.segment.as_fd()
+    }
+
+    /// Takes a part that nobody reads any more, and its index. `None` when there is none.
+    pub(crate) fn take(&self) -> Option<(usize, Part)> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { epochs, parts } = &mut *state;
+        let index = parts.iter().position(|place| {
+            let has_left = |(reader, part): (&Neighbour, &Part)| reader.is_gone() || part.has_left();
+            !place.taken && place.readers.iter().zip(&place.parts).all(has_left)
+        })?;
+        *epochs += 1;
+        parts[index] = Place { taken: true, ..Place::default() };
+        let part = Part { memory: self.memory.clone(), start: index * PART_BYTES, epoch: *epochs };
+        part.word(EPOCH).store(*epochs, Ordering::Relaxed);
+        // No byte of what is written from here on may be seen before the epoch.
+        fence(Ordering::Release);
+        for slot in 0..2 {
+            part.line(slot).store(0, Ordering::Relaxed);
+        }
+        for count in [Count::Staged, Count::Combined, Count::Done] {
+            part.count(count).store(0, Ordering::Relaxed);
+        }
+        fence(Ordering::Release);
+        Some((index, part))
+    }
+
+    /// Gives a part back. `readers` may read it until they leave theirs.
+    pub(crate) fn give_back(&self, index: usize, readers: Vec<Neighbour>, parts: Vec<Part>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = state.parts.get_mut(index) {
+            *place = Place { taken: false, readers, parts };
+        }
+    }
+}
+
+/// A peer's board, and how to wake the peer.
+#[derive(Clone, Debug)]
+pub struct Neighbour {
+    memory: Arc<Mapping>,
+    doorbell: Arc<Doorbell>,
+    gone: Arc<AtomicBool>,
+}
+
+impl Neighbour {
+    pub(super) fn new(doorbell: Doorbell, board: OwnedFd) -> io::Result<Self> {
+        let segment = Segment::from_peer(board, board_bytes())?;
+        let memory = Arc::new(Mapping::read_only(&segment, 0, board_bytes())?);
+        Ok(Self { memory, doorbell: Arc::new(doorbell), gone: Arc::default() })
+    }
+
+    pub(super) fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
+    }
+
+    /// Its link has ended.
+    pub(super) fn mark_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// The part that the peer says it has taken. `None` for one that cannot be.
+    pub(crate) fn part(&self, index: u64, epoch: u64) -> Option<Part> {
+        let index = usize::try_from(index).ok().filter(|index| *index < PARTS)?;
+        Some(Part { memory: self.memory.clone(), start: index * PART_BYTES, epoch })
+    }
+
+    /// Wakes the peer if it sleeps. What it is to see was written before a full fence.
+    pub(crate) fn wake_after_fence(&self) {
+        self.doorbell.ring_after_fence();
+    }
+}
+
+/// One communicator's part of a board: this member's own, or a peer's, which is read only.
+#[derive(Clone, Debug)]
+pub struct Part {
+    memory: Arc<Mapping>,
+    start: usize,
+    epoch: u64,
+}
+
+impl Part {
+    fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < PART_BYTES);
+        // SAFETY: the part lies inside the mapping, as its maker has seen to, and the offset inside the part.
+        unsafe { self.memory.start().as_ptr().add(self.start + offset) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset.is_multiple_of(8));
+        // SAFETY: aligned, since parts are whole pages; mapped as long as `self`; all processes use these bytes only as
+        // an atomic. A peer's mapping cannot be written, and is not: `Part`s of peers are only loaded from.
+        unsafe { &*self.at(offset).cast::<AtomicU64>() }
+    }
+
+    /// Which taking of the part this is.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether what was read from it up to now was its communicator's.
+    pub(crate) fn is_current(&self) -> bool {
+        fence(Ordering::Acquire);
+        self.word(EPOCH).load(Ordering::Relaxed) == self.epoch
+    }
+
+    fn has_left(&self) -> bool {
+        self.line(0).load(Ordering::Acquire) == LEFT || !self.is_current()
+    }
+
+    /// The number of the call in one of the two lines.
+    pub(crate) fn line(&self, slot: usize) -> &AtomicU64 {
+        self.word(SLOTS + (slot & 1) * SLOT_BYTES)
+    }
+
+    /// The call in a line: three words. Valid once the line's number says so.
+    pub(crate) fn call(&self, slot: usize) -> [&AtomicU64; 3] {
+        let start = SLOTS + (slot & 1) * SLOT_BYTES + 8;
+        [self.word(start), self.word(start + 8), self.word(start + 16)]
+    }
+
+    /// The payload of a line, of [`PAYLOAD_BYTES`].
+    pub(crate) fn payload(&self, slot: usize) -> *mut u8 {
+        self.at(SLOTS + (slot & 1) * SLOT_BYTES + HEAD_BYTES)
+    }
+
+    /// One of the counters of chunks.
+    pub(crate) fn count(&self, count: Count) -> &AtomicU64 {
+        self.word(COUNTERS + 8 * count as usize)
+    }
+
+    /// Where the contributions of a chunk lie: [`CHUNK_BYTES`].
+    pub(crate) fn stage(&self, chunk: u64) -> *mut u8 {
+        self.at(STAGES + (chunk as usize % CHUNKS) * CHUNK_BYTES)
+    }
+
+    /// Where the results of a chunk lie: [`RESULT_BYTES`].
+    pub(crate) fn result(&self, chunk: u64) -> *mut u8 {
+        self.at(RESULTS + (chunk as usize % CHUNKS) * RESULT_BYTES)
+    }
+
+    /// Says that this member reads nothing of the communicator's any more, nor writes.
+    pub(crate) fn leave(&self) {
+        self.line(0).store(LEFT, Ordering::Release);
+        self.line(1).store(LEFT, Ordering::Release);
+    }
+}
+
+/// Orders what was written before it before the looks at who sleeps.
+pub(crate) fn fence_before_waking() {
+    <std::sync::atomic::AtomicU32 as Word>::full_fence();
+}
