@@ -241,7 +241,7 @@ impl Core {
                 set_up.held.push(slot);
             }
             Some(&mut InHostWay::Over(index)) if operation.has_layout() => {
-                operation.prepare_in_host(&mut self.pool);
+                operation.prepare_in_host(index, &mut self.pool);
                 if let Some(Some(in_host)) = self.in_hosts.get_mut(index) {
                     in_host.push(slot);
                 }
@@ -564,12 +564,16 @@ impl Core {
         if let Some(channel) = self.channels.get_mut(&tag.communicator) {
             channel.abort(tag.sequence, &cause);
         }
-        let went_over_boards = operation.run.is_some();
+        let line = operation.run.as_ref().map(|run| (operation.boards, run.line()));
         self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
         if tell {
             self.tell_abort(tag, &cause);
         }
-        if went_over_boards {
+        if let Some((boards, line)) = line {
+            if let Some(Some(in_host)) = self.in_hosts.get_mut(boards) {
+                in_host.remove(slot);
+                in_host.give_up(Some(line));
+            }
             self.forgo_boards(tag, &cause, tell);
         }
     }

@@ -107,6 +107,8 @@ pub(super) struct Operation {
     pub sets_up: bool,
     /// How far it has come on the boards, if that is its way.
     pub run: Option<Run>,
+    /// Which of the engine's boards that is.
+    pub boards: usize,
 }
 
 struct Narrow {
@@ -163,6 +165,7 @@ impl Operation {
             held: false,
             sets_up: false,
             run: None,
+            boards: 0,
         }
     }
 
@@ -172,7 +175,8 @@ impl Operation {
     }
 
     /// Makes ready to go over the boards.
-    pub fn prepare_in_host(&mut self, pool: &mut ScratchPool) {
+    pub fn prepare_in_host(&mut self, boards: usize, pool: &mut ScratchPool) {
+        self.boards = boards;
         // What lies on the boards are raw contributions, which are combined and rounded once.
         self.prepare(pool, false, 0);
         let call = in_host::words(&self.signature);

@@ -221,7 +221,7 @@ impl Cluster {
         let net = Net { queues, dials: Vec::new(), random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 };
         let net = Arc::new(Mutex::new(net));
         let cores = (0..size).map(|me| {
-            let mut core = Core::new(me, size, Box::new(Dialler { me, net: net.clone() }));
+            let mut core = Core::new(me, size, Box::new(Dialler { me, net: net.clone() }), Box::new(|| None));
             core.add_channel(CommunicatorId::WORLD, Channel::new((0..size).collect(), me)).unwrap();
             Some(core)
         });

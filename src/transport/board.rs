@@ -6,7 +6,8 @@
 //!
 //! A board is divided into [`PARTS`] parts; a communicator takes one on each of its members' boards. A part holds
 //!
-//! - an *epoch*, which changes when the part goes over to another communicator;
+//! - an *epoch*, which changes when the part goes over to another communicator, a mark that its owner has left it, and the
+//!   number of the first line that its owner takes back;
 //! - two *lines* in turn, each with the number of a call, the call itself, and its payload, which for the smallest
 //!   messages lies in the very cache line that says it is there;
 //! - three *counters* of the chunks of long messages, and the memory that those go through.
@@ -46,12 +47,11 @@ pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 /// Bytes of a chunk's results.
 pub(crate) const RESULT_BYTES: usize = CHUNK_BYTES / 2 + LINE;
 
-/// The line number of one that has left.
-pub(crate) const LEFT: u64 = u64::MAX;
-
 const HEAD_BYTES: usize = 8 + Signature::BYTES;
 const SLOT_BYTES: usize = 16 << 10;
 const EPOCH: usize = 0;
+const LEFT: usize = 8;
+const GIVEN_UP: usize = 16;
 const COUNTERS: usize = LINE;
 const SLOTS: usize = 4096;
 const STAGES: usize = SLOTS + 2 * SLOT_BYTES;
@@ -121,6 +121,8 @@ impl Board {
         part.word(EPOCH).store(*epochs, Ordering::Relaxed);
         // No byte of what is written from here on may be seen before the epoch.
         fence(Ordering::Release);
+        part.word(LEFT).store(0, Ordering::Relaxed);
+        part.word(GIVEN_UP).store(u64::MAX, Ordering::Relaxed);
         for slot in 0..2 {
             part.line(slot).store(0, Ordering::Relaxed);
         }
@@ -214,7 +216,7 @@ impl Part {
     }
 
     fn has_left(&self) -> bool {
-        self.line(0).load(Ordering::Acquire) == LEFT || !self.is_current()
+        self.word(LEFT).load(Ordering::Acquire) != 0 || !self.is_current()
     }
 
     /// The number of the call in one of the two lines.
@@ -248,10 +250,20 @@ impl Part {
         self.at(RESULTS + (chunk as usize % CHUNKS) * RESULT_BYTES)
     }
 
-    /// Says that this member reads nothing of the communicator's any more, nor writes.
+    /// Takes a line and all after it back: who has not seen them yet is not to.
+    pub(crate) fn give_up(&self, line: u64) {
+        let first = self.given_up().min(line);
+        self.word(GIVEN_UP).store(first, Ordering::Release);
+    }
+
+    /// The first line that was taken back.
+    pub(crate) fn given_up(&self) -> u64 {
+        self.word(GIVEN_UP).load(Ordering::Acquire)
+    }
+
+    /// Says that this member reads nothing of the communicator's any more. What it has written stays for the others.
     pub(crate) fn leave(&self) {
-        self.line(0).store(LEFT, Ordering::Release);
-        self.line(1).store(LEFT, Ordering::Release);
+        self.word(LEFT).store(1, Ordering::Release);
     }
 }
 

@@ -433,6 +433,7 @@ impl Drop for ShmLane {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 

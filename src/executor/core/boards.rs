@@ -106,6 +106,15 @@ impl Core {
                     let unaware = channel.and_then(|(channel, sequence)| channel.unaware(from, sequence)).cloned();
                     self.fail_with_mismatch(slot, Early { from, call, unaware });
                 }
+                Err(Trouble::Differed(from, call, (tag, signature))) => {
+                    let Some(channel) = self.channels.get(&tag.communicator) else { continue };
+                    let (sequence, own) = (channel.users_number(tag.sequence), channel.rank);
+                    let mismatch = Error::Mismatch { sequence, ours: (own, signature), theirs: (from, call) };
+                    let cause = channel.unaware(from, tag.sequence).cloned().unwrap_or(mismatch);
+                    self.give_up_ended(tag, cause.clone());
+                    // Should that have been given up before, this call has been waiting for nothing.
+                    self.fail(slot, cause, true);
+                }
                 Err(Trouble::Broken(from)) => {
                     let Some(operation) = &self.slots[slot].operation else { continue };
                     let Some(channel) = self.channels.get(&operation.tag.communicator) else { continue };
@@ -115,22 +124,35 @@ impl Core {
                 }
             }
         }
+        self.forget_if_over(index);
         moved
     }
 
-    /// A call of a communicator was given up, here or elsewhere: nothing of it goes over boards any more. What this rank
-    /// has in flight there fails with it, and so does, for the others, what it has ended since.
+    /// Gives a communicator's part of the board back after its last call.
+    fn forget_if_over(&mut self, index: usize) {
+        if let Some(place) = self.in_hosts.get_mut(index)
+            && place.as_ref().is_some_and(|in_host| in_host.is_over())
+        {
+            *place = None;
+        }
+    }
+
+    /// A call of a communicator was given up, here or elsewhere: those that follow go over boards no more. What this rank
+    /// has in flight there fails if it comes after it, and so does, for the others, what it has ended since.
     pub(super) fn forgo_boards(&mut self, tag: Tag, cause: &Error, tell: bool) {
         let Some(channel) = self.channels.get_mut(&tag.communicator) else { return };
         let InHostWay::Over(index) = channel.in_host else { return };
         channel.in_host = InHostWay::Never;
-        let in_host = self.in_hosts.get_mut(index).and_then(Option::take);
-        let slots = in_host.as_ref().map(|in_host| in_host.operations()).unwrap_or_default();
-        drop(in_host);
-        for slot in slots {
-            self.fail(slot, cause.clone(), tell);
+        let Some(Some(in_host)) = self.in_hosts.get_mut(index) else { return };
+        in_host.close();
+        in_host.give_up(None);
+        for slot in in_host.operations() {
+            if self.slots[slot].operation.as_ref().is_some_and(|operation| operation.tag.sequence > tag.sequence) {
+                self.fail(slot, cause.clone(), tell);
+            }
         }
-        let Some(channel) = self.channels.get_mut(&tag.communicator).filter(|_| tell) else { return };
+        self.forget_if_over(index);
+        let Some(channel) = self.channels.get(&tag.communicator).filter(|_| tell) else { return };
         let end = channel.next_sequence.min(tag.sequence.saturating_add(1 + MOST_AHEAD));
         for sequence in tag.sequence.saturating_add(1)..end {
             let tag = Tag { sequence, ..tag };
@@ -141,23 +163,22 @@ impl Core {
         }
     }
 
-    /// A communicator is not used any more.
+    /// A communicator is not used any more; what it has in flight ends as it would.
     pub(super) fn leave_boards(&mut self, way: InHostWay) {
-        if let InHostWay::Over(index) = way
-            && let Some(in_host) = self.in_hosts.get_mut(index)
-        {
-            *in_host = None;
+        if let InHostWay::Over(index) = way {
+            if let Some(Some(in_host)) = self.in_hosts.get_mut(index) {
+                in_host.close();
+            }
+            self.forget_if_over(index);
         }
     }
 
     /// The ranks that an operation waits for.
     pub(super) fn waiting_for(&self, operation: &Operation) -> Vec<usize> {
-        let way = self.channels.get(&operation.tag.communicator).map(|channel| &channel.in_host);
-        match (&operation.run, way) {
-            (Some(run), Some(&InHostWay::Over(index))) => {
-                self.in_hosts.get(index).and_then(Option::as_ref).map_or_else(Vec::new, |one| one.waiting_for(run))
-            }
-            _ => operation.waiting_for(),
+        match (&operation.run, self.in_hosts.get(operation.boards)) {
+            (Some(run), Some(Some(in_host))) => in_host.waiting_for(run),
+            (Some(_), _) => Vec::new(),
+            (None, _) => operation.waiting_for(),
         }
     }
 }

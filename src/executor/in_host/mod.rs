@@ -21,7 +21,8 @@
 //! staged theirs, and shows the result (*combined*); and copies the others' results (*done*). It stages the next chunks
 //! meanwhile. A place in the stage is used again when all are done with what lay there.
 //!
-//! Lines are written in the order of the calls; a long call does not keep a short one that comes after it.
+//! Lines are written in the order of the calls, each when this rank has seen those that it needs of the call before. Beyond
+//! that a long call does not keep a short one that comes after it.
 //!
 //! # Setting up
 //!
@@ -32,7 +33,8 @@
 //! # When something goes wrong
 //!
 //! A call that is given up, for whatever reason, ends the use of the boards in that communicator for good: what is on them
-//! could be of a call that some rank has given up and another not. The calls that follow take the ordinary way. A rank
+//! could be of a call that some rank has given up and another not. It takes its line back, so that who comes late does not
+//! think that the others are in it. Calls before it end as they would; those that follow take the ordinary way. A rank
 //! that hears that a call was given up after it has ended later ones, which the others may now wait for in vain, gives
 //! those up too.
 
@@ -49,8 +51,8 @@ use smallvec::SmallVec;
 use super::core::Slot;
 use super::operation::Operation;
 use crate::sys::points::{Point, reach};
-use crate::transport::board::{Board, CHUNKS, Count, LEFT, Neighbour, Part, fence_before_waking};
-use crate::types::Signature;
+use crate::transport::board::{Board, CHUNKS, Count, Neighbour, Part, fence_before_waking};
+use crate::types::{Signature, Tag};
 
 pub use layout::{Extent, Layout};
 pub(super) use run::{Memory, Run};
@@ -64,6 +66,8 @@ pub const MOST_RANKS: usize = 8;
 pub(super) enum Trouble {
     /// A rank is in another call.
     Differs(usize, Signature),
+    /// A rank was in another call than this one in the line before, when this rank needed nothing of it.
+    Differed(usize, Signature, (Tag, Signature)),
     /// A rank wrote what no sound one writes, or has given its part away.
     Broken(usize),
 }
@@ -73,8 +77,9 @@ struct Peer {
     rank: usize,
     part: Part,
     neighbour: Neighbour,
-    /// The last line that was seen here.
+    /// The last line that was seen here, and the last that was found to be of the same call.
     seen: u64,
+    compared: u64,
 }
 
 fn operation(slots: &mut [Slot], slot: usize) -> Option<&mut Operation> {
@@ -87,8 +92,9 @@ pub(super) struct InHost {
     index: usize,
     own: Part,
     peers: SmallVec<[Peer; MOST_RANKS]>,
-    /// The last line that was written here. The first is 1.
+    /// The last line that was written here, and its call. The first is 1.
     line: u64,
+    last: Option<(Tag, Signature)>,
     /// The chunks of all long calls so far.
     chunks: u64,
     /// Operations, by their slots in the engine, whose line is not written yet.
@@ -99,6 +105,8 @@ pub(super) struct InHost {
     long: VecDeque<usize>,
     /// Something was written that a sleeping peer may wait for.
     news: bool,
+    /// No call comes any more.
+    closing: bool,
 }
 
 /// Operations that have ended, by slot.
@@ -112,11 +120,13 @@ impl InHost {
             own,
             peers,
             line: 0,
+            last: None,
             chunks: 0,
             waiting: VecDeque::new(),
             short: None,
             long: VecDeque::new(),
             news: false,
+            closing: false,
         }
     }
 
@@ -128,6 +138,28 @@ impl InHost {
     /// Whether there is anything to move.
     pub fn is_active(&self) -> bool {
         self.short.is_some() || !self.waiting.is_empty() || !self.long.is_empty()
+    }
+
+    /// Takes no operation on any more.
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Takes back the line of an operation that was given up, or else all that are still to be written.
+    pub fn give_up(&mut self, line: Option<u64>) {
+        self.own.give_up(line.filter(|line| *line > 0).unwrap_or(self.line + 1));
+    }
+
+    /// Whether the last operation has ended and there will be no other.
+    pub fn is_over(&self) -> bool {
+        self.closing && !self.is_active()
+    }
+
+    /// Forgets an operation that has been given up.
+    pub fn remove(&mut self, slot: usize) {
+        self.waiting.retain(|other| *other != slot);
+        self.long.retain(|other| *other != slot);
+        self.short = self.short.filter(|other| *other != slot);
     }
 
     /// Every operation that is under way.
@@ -151,11 +183,16 @@ impl InHost {
     fn turn(&mut self, ended: &mut Ended, slots: &mut [Slot]) -> bool {
         let mut moved = false;
         if self.short.is_none()
+            && self.last_is_met(slots)
             && let Some(&slot) = self.waiting.front()
             && let Some(operation) = operation(slots, slot)
-            && self.write_line(operation)
+            && let Some(outcome) = self.write_line(operation)
         {
             self.waiting.pop_front();
+            if outcome.is_err() {
+                ended.push((slot, outcome));
+                return true;
+            }
             if operation.run.as_ref().is_some_and(|run| run.is_short) {
                 self.short = Some(slot);
             } else {
@@ -185,14 +222,34 @@ impl InHost {
         moved
     }
 
-    /// Writes the line of an operation, if it may be written.
-    fn write_line(&mut self, operation: &mut Operation) -> bool {
+    /// Whether the ranks that the last long call needs were seen in it: until then their lines must stay as they are, and
+    /// they do as long as this rank does not write its next.
+    fn last_is_met(&mut self, slots: &mut [Slot]) -> bool {
+        let Some(&slot) = self.long.back() else { return true };
+        let Some((run, _)) = operation(slots, slot).and_then(Operation::in_host) else { return true };
+        // Trouble is told when it is the operation's turn; what comes after it fails with it.
+        self.meet(run).is_some_and(|outcome| outcome.is_ok())
+    }
+
+    /// Writes the line of an operation. `None` when it may not be written yet.
+    fn write_line(&mut self, operation: &mut Operation) -> Option<Result<(), Trouble>> {
         let line = self.line + 1;
         let before = self.line;
-        if !self.peers.iter_mut().all(|peer| peer.has_written(before)) {
-            return false;
+        for peer in &mut self.peers {
+            if !peer.has_written(before) {
+                return None;
+            }
+            if let (true, Some(last)) = (peer.compared < before, self.last)
+                && let Err(trouble) = peer.compare(before, words(&last.1))
+            {
+                return Some(Err(match trouble {
+                    Trouble::Differs(rank, call) => Trouble::Differed(rank, call, last),
+                    other => other,
+                }));
+            }
         }
-        let Some((run, memory)) = operation.in_host() else { return true };
+        self.last = Some((operation.tag, operation.signature));
+        let Some((run, memory)) = operation.in_host() else { return Some(Ok(())) };
         let slot = line as usize;
         if run.is_short {
             run.show(&memory, self.own.payload(slot));
@@ -209,7 +266,7 @@ impl InHost {
         }
         self.news = true;
         reach(Point::Half);
-        true
+        Some(Ok(()))
     }
 
     /// Sees whether a short call has all it needs, and takes it. `None` when not.
@@ -232,7 +289,7 @@ impl InHost {
             if !peer.has_written(run.line) {
                 return None;
             }
-            if let Err(trouble) = peer.compare(run) {
+            if let Err(trouble) = peer.compare(run.line, run.call) {
                 return Some(Err(trouble));
             }
         }
@@ -356,7 +413,7 @@ impl Peer {
     /// Whether the peer has written a line, as its board says now.
     fn part_has_written(&self, line: u64) -> bool {
         let found = self.part.line(line as usize).load(Ordering::Acquire);
-        self.seen >= line || (found >= line && found != LEFT)
+        self.seen >= line || (found >= line && self.part.given_up() > line)
     }
 
     fn has_written(&mut self, line: u64) -> bool {
@@ -364,7 +421,7 @@ impl Peer {
             return true;
         }
         let found = self.part.line(line as usize).load(Ordering::Acquire);
-        if found < line || found == LEFT {
+        if found < line || self.part.given_up() <= line {
             return false;
         }
         self.seen = line;
@@ -376,9 +433,10 @@ impl Peer {
     }
 
     /// Whether the peer's line is of the same call.
-    fn compare(&self, run: &Run) -> Result<(), Trouble> {
-        let theirs = self.part.call(run.line as usize).map(|word| word.load(Ordering::Relaxed));
-        if theirs == run.call {
+    fn compare(&mut self, line: u64, ours: [u64; 3]) -> Result<(), Trouble> {
+        let theirs = self.part.call(line as usize).map(|word| word.load(Ordering::Relaxed));
+        if theirs == ours {
+            self.compared = line;
             return Ok(());
         }
         let mut bytes = [0; Signature::BYTES];

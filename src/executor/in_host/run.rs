@@ -58,6 +58,11 @@ impl Run {
         matches!(self.fate, Fate::Allreduce | Fate::Reduce)
     }
 
+    /// Its line; 0 before that is written.
+    pub(in crate::executor) fn line(&self) -> u64 {
+        self.line
+    }
+
     /// Grows as the call comes on.
     pub(in crate::executor) fn step_number(&self) -> u32 {
         let steps = self.line.min(1) + self.staged + self.combined + self.done;

@@ -126,7 +126,7 @@ impl SetUp {
         let others = self.members.iter().zip(table.all.chunks_exact(WORDS)).enumerate();
         let peer = |(rank, (&member, words)): (usize, (&usize, &[u64]))| {
             let neighbour = neighbour(member)?;
-            Some(Peer { rank, part: neighbour.part(words[0], words[1])?, neighbour, seen: 0 })
+            Some(Peer { rank, part: neighbour.part(words[0], words[1])?, neighbour, seen: 0, compared: 0 })
         };
         self.peers = others.filter(|(rank, _)| *rank != self.rank).map(peer).collect();
     }
