@@ -142,18 +142,19 @@ impl Board {
     }
 }
 
-/// A peer's board, and how to wake the peer.
+/// What a peer shows, and how to wake the peer.
 #[derive(Clone, Debug)]
 pub struct Neighbour {
-    memory: Arc<Mapping>,
+    /// `None` for a peer that had no memory for a board.
+    memory: Option<Arc<Mapping>>,
     doorbell: Arc<Doorbell>,
     gone: Arc<AtomicBool>,
 }
 
 impl Neighbour {
-    pub(super) fn new(doorbell: Doorbell, board: OwnedFd) -> io::Result<Self> {
-        let segment = Segment::from_peer(board, board_bytes())?;
-        let memory = Arc::new(Mapping::read_only(&segment, 0, board_bytes())?);
+    pub(super) fn new(doorbell: Doorbell, board: Option<OwnedFd>) -> io::Result<Self> {
+        let map = |board| Mapping::read_only(&Segment::from_peer(board, board_bytes())?, 0, board_bytes());
+        let memory = board.map(map).transpose()?.map(Arc::new);
         Ok(Self { memory, doorbell: Arc::new(doorbell), gone: Arc::default() })
     }
 
@@ -172,8 +173,9 @@ impl Neighbour {
 
     /// The part that the peer says it has taken. `None` for one that cannot be.
     pub(crate) fn part(&self, index: u64, epoch: u64) -> Option<Part> {
+        let memory = self.memory.clone()?;
         let index = usize::try_from(index).ok().filter(|index| *index < PARTS)?;
-        Some(Part { memory: self.memory.clone(), start: index * PART_BYTES, epoch })
+        Some(Part { memory, start: index * PART_BYTES, epoch })
     }
 
     /// Wakes the peer if it sleeps. What it is to see was written before a full fence.

@@ -443,8 +443,9 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     fn neighbour(sleeper: &Sleeper) -> Neighbour {
-        let [word, event, board] = sleeper.descriptors().unwrap().map(|fd| fd.try_clone_to_owned().unwrap());
-        Neighbour::new(Doorbell::from_peer(word, event).unwrap(), board).unwrap()
+        let mut descriptors = sleeper.descriptors().into_iter().map(|fd| fd.try_clone_to_owned().unwrap());
+        let (word, event) = (descriptors.next().unwrap(), descriptors.next().unwrap());
+        Neighbour::new(Doorbell::from_peer(word, event).unwrap(), descriptors.next()).unwrap()
     }
 
     /// Two ends of one link, with their sleepers.

@@ -14,7 +14,7 @@ const MOST_AHEAD: u64 = 4;
 
 impl Core {
     /// With the first call of a communicator whose ranks share a host: begins to find out whether all see each other's
-    /// boards. Returns why not even that can be begun, if another rank has given it up already.
+    /// boards. Returns why not even that can be done, if it has been given up already.
     pub(super) fn set_up(&mut self, work: &Work, now: Instant) -> Option<Error> {
         let board = (self.board)();
         let channel = self.channels.get_mut(&work.tag.communicator)?;
@@ -22,14 +22,15 @@ impl Core {
         let set_up = SetUp::new(rank, members, board, work.signature, work.deadline, first);
         channel.next_sequence += SetUp::OPERATIONS;
         channel.own_operations = SetUp::OPERATIONS;
-        let given_up = (first..first + SetUp::OPERATIONS).find_map(|sequence| channel.abort_cause(sequence));
-        if let Some(cause) = given_up.cloned() {
+        if (first..first + SetUp::OPERATIONS).any(|sequence| channel.abort_cause(sequence).is_some()) {
             channel.in_host = InHostWay::Never;
-            return Some(cause);
+        } else {
+            channel.in_host = InHostWay::SettingUp(Box::new(set_up));
+            self.start_round(work.tag.communicator, now);
         }
-        channel.in_host = InHostWay::SettingUp(Box::new(set_up));
-        self.start_round(work.tag.communicator, now);
-        None
+        // It may have ended at once.
+        let channel = self.channels.get(&work.tag.communicator)?;
+        (first..first + SetUp::OPERATIONS).find_map(|sequence| channel.abort_cause(sequence)).cloned()
     }
 
     fn start_round(&mut self, communicator: CommunicatorId, now: Instant) {

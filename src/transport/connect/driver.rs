@@ -443,8 +443,9 @@ impl Driver {
         match made {
             Ok((segment, pair)) => {
                 let message = ShmMessage::Offer { ring_bytes: ring_bytes as u64 };
-                let [word, event, board] = self.descriptors()?;
-                Self::send_message(connection, message, &[segment.as_fd(), word, event, board])?;
+                let mut descriptors = self.sleeper.descriptors();
+                descriptors.insert(0, segment.as_fd());
+                Self::send_message(connection, message, &descriptors)?;
                 connection.stage = Stage::Offered(Box::new(pair));
                 Ok(())
             }
@@ -470,7 +471,7 @@ impl Driver {
             (Stage::AwaitsOffer, Some(ShmMessage::Offer { ring_bytes })) => {
                 match Self::take_offer(connection, ring_bytes) {
                     Ok(link) => {
-                        let descriptors = self.descriptors()?;
+                        let descriptors = self.sleeper.descriptors();
                         Self::send_message(connection, ShmMessage::Reply, &descriptors)?;
                         connection.stage = Stage::AwaitsCommit(Box::new(link));
                         Ok(Next::Keep)
@@ -489,13 +490,8 @@ impl Driver {
         }
     }
 
-    /// This side's doorbell and board.
-    fn descriptors(&self) -> Result<[BorrowedFd<'_>; 3], End> {
-        self.sleeper.descriptors().map_err(|error| End::Shm(format!("no shared memory for a board can be had: {error}")))
-    }
-
     fn take_neighbour(connection: &mut Connection) -> Result<Neighbour, End> {
-        let Some([word, event, board]) = exchange::exactly(&mut connection.descriptors) else {
+        let Some(([word, event], board)) = exchange::with_board(&mut connection.descriptors) else {
             return Err(End::Shm(format!("the other side sent other {DESCRIPTORS}")));
         };
         let neighbour = Doorbell::from_peer(word, event).and_then(|doorbell| Neighbour::new(doorbell, board));
@@ -504,7 +500,7 @@ impl Driver {
 
     fn take_offer(connection: &mut Connection, ring_bytes: u64) -> io::Result<(Pair, Neighbour)> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-        let Some([segment, word, event, board]) = exchange::exactly(&mut connection.descriptors) else {
+        let Some(([segment, word, event], board)) = exchange::with_board(&mut connection.descriptors) else {
             return Err(wrong(&format!("other {DESCRIPTORS}")));
         };
         let ring_bytes = usize::try_from(ring_bytes).map_err(|_| wrong("a ring larger than memory"))?;

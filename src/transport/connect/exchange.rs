@@ -11,13 +11,13 @@ pub(super) const MESSAGE_BYTES: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShmMessage {
-    /// With four descriptors: segment, doorbell, event, board.
+    /// With three descriptors or four: segment, doorbell, event, and the board where there is memory for one.
     Offer {
         ring_bytes: u64,
     },
     /// The maker has no memory to offer.
     NoOffer,
-    /// With three descriptors: doorbell, event, board.
+    /// With two descriptors or three: doorbell, event, and the board where there is memory for one.
     Reply,
     /// The taker cannot use the offer.
     NoReply,
@@ -53,9 +53,11 @@ impl ShmMessage {
     }
 }
 
-/// Exactly `N` descriptors, or none of them.
-pub(super) fn exactly<const N: usize>(descriptors: &mut Vec<OwnedFd>) -> Option<[OwnedFd; N]> {
-    std::mem::take(descriptors).try_into().ok()
+/// Exactly `N` descriptors, and a board's if there is one more; or none of them.
+pub(super) fn with_board<const N: usize>(descriptors: &mut Vec<OwnedFd>) -> Option<([OwnedFd; N], Option<OwnedFd>)> {
+    let mut descriptors = std::mem::take(descriptors);
+    let board = if descriptors.len() > N { descriptors.pop() } else { None };
+    Some((descriptors.try_into().ok()?, board))
 }
 
 #[cfg(test)]
