@@ -12,7 +12,7 @@ use super::call::Call;
 use super::handle::Handle;
 use super::plans::{Plan, Plans};
 use super::world::{Statistics, World};
-use crate::executor::{Layout, MOST_RANKS, Work};
+use crate::executor::{Layout, MOST_RANKS, Now, Work};
 use crate::schedule::cost::{CostModel, Selection, select};
 use crate::schedule::{self, PlanRequest};
 use crate::types::{Algorithm, CommunicatorId, Deadline, Error, ReduceOp, Reduction, Result, Tag, TransportKind, View};
@@ -250,7 +250,7 @@ impl Communicator {
     pub unsafe fn run(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<()> {
         // SAFETY: the caller's promise; the memory is the operation's until `wait` has returned, and the guard gives
         // the operation up should `wait` unwind.
-        let handle = unsafe { self.start(call, input, output, None, false)? };
+        let Some(handle) = (unsafe { self.start_blocking(call, input, output)? }) else { return Ok(()) };
         let guard = GiveUpOnUnwind(&handle);
         let outcome = guard.0.wait();
         std::mem::forget(guard);
@@ -272,11 +272,45 @@ impl Communicator {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         // SAFETY: as in `run`.
-        let handle = unsafe { self.start(call, input, output, None, false)? };
+        let Some(handle) = (unsafe { self.start_blocking(call, input, output)? }) else { return Ok(()) };
         let guard = GiveUpOnUnwind(&handle);
         let outcome = guard.0.wait_while(period, go_on);
         std::mem::forget(guard);
         outcome
+    }
+
+    /// Starts a call whose caller waits for it. `None` when it has ended well already.
+    ///
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit).
+    unsafe fn start_blocking(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<Option<Handle>> {
+        let prescales = call.reduction.as_ref().is_some_and(|reduction| reduction.prescale != 1.0);
+        let Some(layout) = self.layout(call).filter(|_| !prescales) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.start(call, input, output, None, false).map(Some) };
+        };
+        let memory = self.check(call, input, output)?;
+        let plan = self.plan(call)?;
+        let none = Reduction::new(ReduceOp::Sum);
+        let now = Now {
+            communicator: self.inner.id,
+            signature: call.signature(plan.algorithm, self.settings.deterministic, self.size()),
+            layout,
+            dtype: call.dtype,
+            reduction: call.reduction.as_ref().unwrap_or(&none),
+            input: memory.input,
+            output: memory.output,
+        };
+        let world = &self.inner.world;
+        let number = world.count_operation(memory.bytes(call));
+        let since = World::is_timed(number).then(Instant::now);
+        // SAFETY: the caller's promise, for the counts that the call itself gives.
+        let completion = unsafe { world.engine.run_now(&now, || self.work(call, plan, memory, None)) };
+        if let (None, Some(since)) = (&completion, since) {
+            world.count_timed_wait(since);
+        }
+        Ok(completion.map(|completion| Handle { world: world.clone(), completion }))
     }
 
     /// # Safety
@@ -290,6 +324,18 @@ impl Communicator {
         keep: Option<Box<dyn Any + Send>>,
         detached: bool,
     ) -> Result<Handle> {
+        let memory = self.check(call, input, output)?;
+        let plan = self.plan(call)?;
+        let world = &self.inner.world;
+        world.count_operation(memory.bytes(call));
+        let work = self.work(call, plan, memory, keep);
+        // SAFETY: the caller's promise, for the counts that the call itself gives.
+        let completion = unsafe { world.engine.submit(work, detached) };
+        Ok(Handle { world: world.clone(), completion })
+    }
+
+    /// Checks a call and its pointers.
+    fn check(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<Memory> {
         call.validate(self.rank(), self.size())?;
         let (input_count, output_count) = call.buffer_counts(self.rank(), self.size());
         for (name, is_null, count) in
@@ -300,11 +346,14 @@ impl Communicator {
                 return Err(Error::invalid(what));
             }
         }
-        let plan = self.plan(call)?;
-        let world = &self.inner.world;
-        world.count_operation(input_count.max(output_count) * call.dtype.size());
+        let input = if input_count == 0 { std::ptr::null() } else { input };
+        Ok(Memory { input, input_count, output, output_count })
+    }
+
+    fn work(&self, call: &Call, plan: Plan, memory: Memory, keep: Option<Box<dyn Any + Send>>) -> Work {
+        let Memory { input, input_count, output, output_count } = memory;
         let (reduction, spoilt) = guarded(call.reduction.clone().unwrap_or(Reduction::new(ReduceOp::Sum)));
-        let work = Work {
+        Work {
             tag: Tag { communicator: self.inner.id, sequence: 0 },
             signature: call.signature(plan.algorithm, self.settings.deterministic, self.size()),
             schedule: plan.schedule,
@@ -312,7 +361,7 @@ impl Communicator {
             reduction: Arc::new(reduction),
             unequal: call.is_unequal(),
             contributions: self.size(),
-            input: if input_count == 0 { std::ptr::null() } else { input },
+            input,
             input_count,
             output,
             output_count,
@@ -320,10 +369,7 @@ impl Communicator {
             spoilt,
             keep,
             layout: self.layout(call),
-        };
-        // SAFETY: the caller's promise, for the counts that the call itself gives.
-        let completion = unsafe { world.engine.submit(work, detached) };
-        Ok(Handle { world: world.clone(), completion })
+        }
     }
 
     /// How the call lies in memory, if it may go over the boards of ranks on one host.
@@ -382,6 +428,22 @@ impl Communicator {
             let schedule = schedule::plan(&request).map_err(Error::invalid)?;
             Ok(Plan { algorithm: choice.algorithm, schedule: Arc::new(schedule) })
         })
+    }
+}
+
+/// The memory of a call, with the counts that the call gives.
+#[derive(Clone, Copy)]
+struct Memory {
+    input: *const u8,
+    input_count: usize,
+    output: *mut u8,
+    output_count: usize,
+}
+
+impl Memory {
+    /// Bytes of the larger buffer.
+    fn bytes(&self, call: &Call) -> usize {
+        self.input_count.max(self.output_count) * call.dtype.size()
     }
 }
 

@@ -14,7 +14,7 @@ pub struct Statistics {
     pub operations: u64,
     /// Bytes of the larger buffer of each, added up.
     pub bytes: u64,
-    /// How long threads waited for operations, added up.
+    /// How long threads waited for operations, added up; for the shortest operations estimated from every eighth.
     pub waited: Duration,
 }
 
@@ -30,6 +30,9 @@ pub(super) struct World {
     bytes: AtomicU64,
     waited_ns: AtomicU64,
 }
+
+/// One in so many short operations is timed.
+const TIMED: u64 = 8;
 
 /// How long a rank that is done may take to hand its last messages over.
 const CLOSE_LIMIT: Duration = Duration::from_secs(3);
@@ -47,9 +50,22 @@ impl World {
         }
     }
 
-    pub fn count_operation(&self, bytes: usize) {
-        self.operations.fetch_add(1, Ordering::Relaxed);
+    /// Counts an operation, and returns its number.
+    pub fn count_operation(&self, bytes: usize) -> u64 {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.operations.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether a short operation with this number is timed: one in eight is, and counts for all. Two looks at the clock
+    /// cost a fifth of such an operation.
+    pub fn is_timed(number: u64) -> bool {
+        number.is_multiple_of(TIMED)
+    }
+
+    /// Counts the wait for an operation that is timed.
+    pub fn count_timed_wait(&self, since: Instant) {
+        let waited = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.waited_ns.fetch_add(waited.saturating_mul(TIMED), Ordering::Relaxed);
     }
 
     pub fn count_wait(&self, since: Instant) {

@@ -216,6 +216,11 @@ impl Channel {
         early
     }
 
+    /// Whether messages came of operations that have not started here.
+    pub fn has_early(&self) -> bool {
+        !self.early.is_empty()
+    }
+
     /// Remembers an operation that ended well.
     pub fn remember_ended(&mut self, sequence: u64, signature: Signature) {
         if self.ended.len() == Self::KEPT {

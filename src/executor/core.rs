@@ -1,6 +1,7 @@
 //! The state of the engine, and what every event does to it. Always behind the engine's lock.
 
 mod boards;
+mod hashing;
 mod late;
 mod peers;
 mod token;
@@ -23,7 +24,10 @@ use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendReques
 use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag};
 use crate::wire::notice::Notice;
 
+use self::hashing::Hashing;
 use self::views::Judged;
+pub use self::boards::Now;
+pub(super) use self::boards::Outcome;
 pub(super) use self::views::OnLost;
 
 /// A peer, by world rank.
@@ -77,8 +81,8 @@ pub(super) struct Core {
     dial: Box<dyn Dial>,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    by_tag: HashMap<Tag, usize>,
-    channels: HashMap<CommunicatorId, Channel>,
+    by_tag: HashMap<Tag, usize, Hashing>,
+    channels: HashMap<CommunicatorId, Channel, Hashing>,
     /// Notices and early messages for communicators that do not exist here yet, oldest first.
     unknown: Vec<(usize, Unknown)>,
     pool: ScratchPool,
@@ -121,8 +125,8 @@ impl Core {
             dial,
             slots: Vec::new(),
             free: Vec::new(),
-            by_tag: HashMap::new(),
-            channels: HashMap::new(),
+            by_tag: HashMap::default(),
+            channels: HashMap::default(),
             unknown: Vec::new(),
             pool: ScratchPool::default(),
             events: Vec::new(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::channel::{Channel, InHostWay};
 use super::completion::Completion;
-use super::core::{Core, OnLost};
+use super::core::{Core, Now, OnLost, Outcome};
 use super::operation::Work;
 use crate::transport::Endpoint;
 use crate::transport::board::Board;
@@ -95,6 +95,35 @@ const MAX_SLEEP: Duration = Duration::from_millis(500);
 /// How long a rank that ends after a failure tries to reach those who may not have heard of it. A connection within a
 /// host takes a millisecond; a rank that is stopped must not hold the others up.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long a call that is run at once is polled for, while nobody else wants the engine.
+struct Patience<'a> {
+    config: EngineConfig,
+    contenders: &'a AtomicUsize,
+    looks: u32,
+    since: Option<Instant>,
+}
+
+impl<'a> Patience<'a> {
+    fn new(config: EngineConfig, contenders: &'a AtomicUsize) -> Self {
+        Self { config, contenders, looks: 0, since: None }
+    }
+
+    fn goes_on(&mut self) -> bool {
+        if self.config.yields {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+        self.looks = self.looks.wrapping_add(1);
+        if !self.looks.is_multiple_of(POLLS_PER_LOOK) {
+            return true;
+        }
+        let now = Instant::now();
+        self.contenders.load(Ordering::Relaxed) == 0
+            && now.duration_since(*self.since.get_or_insert(now)) < self.config.spin
+    }
+}
 
 /// When a leader stops driving.
 enum Until<'a> {
@@ -280,6 +309,35 @@ impl Engine {
             }
         }
         completion
+    }
+
+    /// Runs a call to its end if it is short and goes over boards, and no other thread drives; as far as the time allows
+    /// that a waiting thread polls. What has not ended by then goes on as the operation that `work` describes, and is
+    /// returned; so is what cannot be run like this.
+    ///
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit), for both.
+    pub unsafe fn run_now(&self, call: &Now<'_>, work: impl FnOnce() -> Work) -> Option<Arc<Completion>> {
+        let mut state = self.shared.lock();
+        if !state.led {
+            let State { core, config, .. } = &mut *state;
+            let mut patience = Patience::new(*config, &self.shared.contenders);
+            // SAFETY: the caller's promise.
+            match unsafe { core.run_now(call, &mut || patience.goes_on()) } {
+                Outcome::Done => return None,
+                Outcome::Pending(begun) => {
+                    let completion = Arc::new(Completion::default());
+                    // SAFETY: the caller's promise.
+                    unsafe { core.go_on_with(*begun, work(), &completion, Instant::now()) };
+                    return Some(completion);
+                }
+                Outcome::NotBegun => {}
+            }
+        }
+        drop(state);
+        // SAFETY: the caller's promise.
+        Some(unsafe { self.submit(work(), false) })
     }
 
     /// Waits until the operation has ended or `until` has passed. Returns the outcome if it has ended.

@@ -28,6 +28,7 @@ mod waits;
 mod simulation;
 
 pub use completion::Completion;
+pub use self::core::Now;
 pub use in_host::{Extent, Layout, MOST_RANKS};
 pub use engine::{Dial, Engine, EngineConfig, Sleep};
 pub use operation::Work;

@@ -1,16 +1,53 @@
 //! Calls that go over the boards of ranks on one host: how the engine carries them.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Core, Early, Peer};
 use crate::executor::channel::InHostWay;
-use crate::executor::in_host::{Ended, SetUp, Trouble};
+use crate::executor::completion::Completion;
+use crate::executor::in_host::{Ended, Layout, Memory, Run, SetUp, Trouble, words};
 use crate::executor::operation::{Operation, Work};
-use crate::types::{CommunicatorId, Error, Tag};
+use crate::types::{CommunicatorId, DataType, Error, Finish, ReduceOp, Reduction, Signature, Tag};
 
 /// How many calls that have ended here are given up with one before them. A rank cannot be further ahead of the others
 /// over boards, where none writes a line before all have written the one before.
 const MOST_AHEAD: u64 = 4;
+
+/// A call to run at once.
+pub struct Now<'a> {
+    /// Its communicator.
+    pub communicator: CommunicatorId,
+    /// As in [`Work`].
+    pub signature: Signature,
+    /// How it lies in memory.
+    pub layout: Layout,
+    /// As in [`Work`].
+    pub dtype: DataType,
+    /// As in [`Work`], without prescale.
+    pub reduction: &'a Reduction,
+    /// As in [`Work`].
+    pub input: *const u8,
+    /// As in [`Work`].
+    pub output: *mut u8,
+}
+
+/// How far a call has come at once.
+pub(in crate::executor) enum Outcome {
+    /// It has ended well.
+    Done,
+    /// It is under way.
+    Pending(Box<Begun>),
+    /// It goes the usual way.
+    NotBegun,
+}
+
+/// A call that is under way.
+pub(in crate::executor) struct Begun {
+    tag: Tag,
+    run: Run,
+    boards: usize,
+}
 
 impl Core {
     /// With the first call of a communicator whose ranks share a host: begins to find out whether all see each other's
@@ -85,6 +122,55 @@ impl Core {
                 Some(cause) => self.fail(slot, cause.clone(), true),
                 None => self.begin(slot),
             }
+        }
+    }
+
+    /// Runs a call at once where nothing else is under way and it is short, without making an operation of it.
+    ///
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit), for as long as it is under way.
+    pub unsafe fn run_now(&mut self, call: &Now<'_>, patience: &mut dyn FnMut() -> bool) -> Outcome {
+        if self.active > 0 || self.closed {
+            return Outcome::NotBegun;
+        }
+        let Some(channel) = self.channels.get_mut(&call.communicator) else { return Outcome::NotBegun };
+        let InHostWay::Over(boards) = channel.in_host else { return Outcome::NotBegun };
+        let Some(Some(in_host)) = self.in_hosts.get_mut(boards) else { return Outcome::NotBegun };
+        if channel.over.is_some() || channel.late_failure.is_some() || channel.has_early() {
+            return Outcome::NotBegun;
+        }
+        let tag = Tag { communicator: call.communicator, sequence: channel.next_sequence };
+        let mut run = Run::new(call.layout.clone(), words(&call.signature));
+        let divisor = if call.reduction.op == ReduceOp::Average { call.layout.size as u64 } else { 1 };
+        let finish = Finish { divisor, factor: call.reduction.postscale };
+        let (from, to) = (if run.reads_output() { call.output.cast_const() } else { call.input }, call.output);
+        let memory = Memory { from, to, dtype: call.dtype, reduction: call.reduction, finish };
+        match in_host.run_now(&mut run, &memory, (tag, call.signature), patience) {
+            None => return Outcome::NotBegun,
+            Some(true) => channel.remember_ended(tag.sequence, call.signature),
+            Some(false) => {
+                channel.next_sequence += 1;
+                return Outcome::Pending(Box::new(Begun { tag, run, boards }));
+            }
+        }
+        channel.next_sequence += 1;
+        Outcome::Done
+    }
+
+    /// Goes on with what [`run_now`](Self::run_now) has begun, as an operation.
+    ///
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit); `work` is that same call.
+    pub unsafe fn go_on_with(&mut self, begun: Begun, work: Work, completion: &Arc<Completion>, now: Instant) {
+        let Begun { tag, run, boards } = begun;
+        // SAFETY: the caller's promise.
+        let mut operation = unsafe { Operation::new(work, tag, completion.clone(), now) };
+        (operation.run, operation.boards) = (Some(run), boards);
+        let slot = self.put(operation);
+        if let Some(Some(in_host)) = self.in_hosts.get_mut(boards) {
+            in_host.go_on_with(slot);
         }
     }
 

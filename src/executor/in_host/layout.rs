@@ -184,6 +184,9 @@ pub(super) struct Cut {
 }
 
 impl Cut {
+    /// Of what is not cut.
+    pub(super) const NONE: Self = Self { elements: 0, part: 0, chunks: 0 };
+
     pub(super) fn new(layout: &Layout) -> Self {
         let room = CHUNK_BYTES / layout.width;
         let line = (64 / layout.width).max(1);

@@ -173,10 +173,7 @@ impl InHost {
         while self.turn(ended, slots) {
             moved = true;
         }
-        if std::mem::take(&mut self.news) {
-            fence_before_waking();
-            self.peers.iter().for_each(|peer| peer.neighbour.wake_after_fence());
-        }
+        self.wake();
         moved
     }
 
@@ -186,7 +183,7 @@ impl InHost {
             && self.last_is_met(slots)
             && let Some(&slot) = self.waiting.front()
             && let Some(operation) = operation(slots, slot)
-            && let Some(outcome) = self.write_line(operation)
+            && let Some(outcome) = self.write_line_of(operation)
         {
             self.waiting.pop_front();
             if outcome.is_err() {
@@ -202,7 +199,8 @@ impl InHost {
         }
         if let Some(slot) = self.short
             && let Some(operation) = operation(slots, slot)
-            && let Some(outcome) = self.finish_short(operation)
+            && let Some((run, memory)) = operation.in_host()
+            && let Some(outcome) = self.finish_short(run, &memory)
         {
             self.short = None;
             ended.push((slot, outcome));
@@ -231,8 +229,55 @@ impl InHost {
         self.meet(run).is_some_and(|outcome| outcome.is_ok())
     }
 
-    /// Writes the line of an operation. `None` when it may not be written yet.
-    fn write_line(&mut self, operation: &mut Operation) -> Option<Result<(), Trouble>> {
+    fn write_line_of(&mut self, operation: &mut Operation) -> Option<Result<(), Trouble>> {
+        let call = (operation.tag, operation.signature);
+        let Some((run, memory)) = operation.in_host() else { return Some(Ok(())) };
+        self.write_line(run, &memory, call)
+    }
+
+    /// Runs a short call at once, if none is under way and its line may be written, as far as `patience` allows, which is
+    /// asked after every look in vain. Returns nothing if it was not begun, or else whether it has ended. If it has not,
+    /// [`go_on_with`](Self::go_on_with) it as an operation; should something be amiss, that finds it again.
+    pub fn run_now(
+        &mut self,
+        run: &mut Run,
+        memory: &Memory<'_>,
+        call: (Tag, Signature),
+        patience: &mut dyn FnMut() -> bool,
+    ) -> Option<bool> {
+        if self.is_active() || !run.is_short || !matches!(self.write_line(run, memory, call), Some(Ok(()))) {
+            return None;
+        }
+        self.wake();
+        loop {
+            match self.finish_short(run, memory) {
+                Some(outcome) => return Some(outcome.is_ok()),
+                None if patience() => {}
+                None => return Some(false),
+            }
+        }
+    }
+
+    /// Takes on a short operation whose line is written.
+    pub fn go_on_with(&mut self, slot: usize) {
+        self.short = Some(slot);
+    }
+
+    /// Wakes peers that sleep and may wait for what was written.
+    fn wake(&mut self) {
+        if std::mem::take(&mut self.news) {
+            fence_before_waking();
+            self.peers.iter().for_each(|peer| peer.neighbour.wake_after_fence());
+        }
+    }
+
+    /// Writes the line of a call. `None` when it may not be written yet.
+    fn write_line(
+        &mut self,
+        run: &mut Run,
+        memory: &Memory<'_>,
+        call: (Tag, Signature),
+    ) -> Option<Result<(), Trouble>> {
         let line = self.line + 1;
         let before = self.line;
         for peer in &mut self.peers {
@@ -248,11 +293,10 @@ impl InHost {
                 }));
             }
         }
-        self.last = Some((operation.tag, operation.signature));
-        let Some((run, memory)) = operation.in_host() else { return Some(Ok(())) };
+        self.last = Some(call);
         let slot = line as usize;
         if run.is_short {
-            run.show(&memory, self.own.payload(slot));
+            run.show(memory, self.own.payload(slot));
         }
         for (word, value) in self.own.call(slot).into_iter().zip(run.call) {
             word.store(value, Ordering::Relaxed);
@@ -270,13 +314,12 @@ impl InHost {
     }
 
     /// Sees whether a short call has all it needs, and takes it. `None` when not.
-    fn finish_short(&mut self, operation: &mut Operation) -> Option<Result<(), Trouble>> {
-        let (run, memory) = operation.in_host()?;
+    fn finish_short(&mut self, run: &mut Run, memory: &Memory<'_>) -> Option<Result<(), Trouble>> {
         if let Err(trouble) = self.meet(run)? {
             return Some(Err(trouble));
         }
         let slot = run.line as usize;
-        run.take_short(&memory, |rank| self.peer(rank).map(|peer| peer.part.payload(slot).cast_const()));
+        run.take_short(memory, |rank| self.peer(rank).map(|peer| peer.part.payload(slot).cast_const()));
         Some(self.believe(run))
     }
 

@@ -39,7 +39,8 @@ pub(in crate::executor) struct Memory<'a> {
 
 impl Run {
     pub(in crate::executor) fn new(layout: Layout, call: [u64; 3]) -> Self {
-        let (fate, cut, is_short) = (layout.fate(), Cut::new(&layout), layout.is_short());
+        let (fate, is_short) = (layout.fate(), layout.is_short());
+        let cut = if is_short { Cut::NONE } else { Cut::new(&layout) };
         Self { layout, fate, cut, call, is_short, line: 0, met: false, base: 0, staged: 0, combined: 0, done: 0 }
     }
 
