@@ -24,10 +24,10 @@ use crate::transport::{Endpoint, Event, Notice as Frame, RecvRequest, SendReques
 use crate::types::{Collective, CommunicatorId, Error, Result, Signature, Tag};
 use crate::wire::notice::Notice;
 
-use self::hashing::Hashing;
-use self::views::Judged;
 pub use self::boards::Now;
 pub(super) use self::boards::Outcome;
+use self::hashing::Hashing;
+use self::views::Judged;
 pub(super) use self::views::OnLost;
 
 /// A peer, by world rank.
@@ -453,8 +453,11 @@ impl Core {
                 signature
             })
         {
-            let mismatch =
-                Error::Mismatch { sequence: channel.users_number(tag.sequence), ours: (channel.rank, ours), theirs: (from, signature) };
+            let mismatch = Error::Mismatch {
+                sequence: channel.users_number(tag.sequence),
+                ours: (channel.rank, ours),
+                theirs: (from, signature),
+            };
             let cause = channel.unaware(from, tag.sequence).cloned().unwrap_or(mismatch);
             self.give_up_ended(tag, cause);
         }

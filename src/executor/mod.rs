@@ -27,8 +27,8 @@ mod waits;
 #[cfg(test)]
 mod simulation;
 
-pub use completion::Completion;
 pub use self::core::Now;
-pub use in_host::{Extent, Layout, MOST_RANKS};
+pub use completion::Completion;
 pub use engine::{Dial, Engine, EngineConfig, Sleep};
+pub use in_host::{Extent, Layout, MOST_RANKS};
 pub use operation::Work;

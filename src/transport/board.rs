@@ -25,7 +25,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::doorbell::{Doorbell, Word};
+use super::atomic::{Counter, Word};
+use super::doorbell::Doorbell;
 use crate::sys::{self, Mapping, Segment};
 use crate::types::Signature;
 
@@ -221,8 +222,28 @@ impl Part {
         self.word(LEFT).load(Ordering::Acquire) != 0 || !self.is_current()
     }
 
+    /// Says that the line of call `number` is written: its call and its payload.
+    pub(crate) fn show_line(&self, number: u64) {
+        publish(self.line(number as usize), number);
+    }
+
+    /// Whether the line of call `number` is written, and was not taken back.
+    pub(crate) fn shows_line(&self, number: u64) -> bool {
+        has_reached(self.line(number as usize), number) && self.given_up() > number
+    }
+
+    /// Says how many chunks this member has counted.
+    pub(crate) fn count_to(&self, count: Count, chunks: u64) {
+        publish(self.count(count), chunks);
+    }
+
+    /// Whether the member has counted so many chunks.
+    pub(crate) fn has_counted(&self, count: Count, chunks: u64) -> bool {
+        has_reached(self.count(count), chunks)
+    }
+
     /// The number of the call in one of the two lines.
-    pub(crate) fn line(&self, slot: usize) -> &AtomicU64 {
+    fn line(&self, slot: usize) -> &AtomicU64 {
         self.word(SLOTS + (slot & 1) * SLOT_BYTES)
     }
 
@@ -238,7 +259,7 @@ impl Part {
     }
 
     /// One of the counters of chunks.
-    pub(crate) fn count(&self, count: Count) -> &AtomicU64 {
+    fn count(&self, count: Count) -> &AtomicU64 {
         self.word(COUNTERS + 8 * count as usize)
     }
 
@@ -269,7 +290,191 @@ impl Part {
     }
 }
 
+/// Writes a number that only grows, and that says that what it counts is there.
+fn publish<C: Counter>(counter: &C, number: u64) {
+    counter.store(number, Ordering::Release);
+}
+
+/// Whether what such a number counts is there. If so, what was written before it is seen.
+fn has_reached<C: Counter>(counter: &C, number: u64) -> bool {
+    counter.load(Ordering::Acquire) >= number
+}
+
 /// Orders what was written before it before the looks at who sleeps.
 pub(crate) fn fence_before_waking() {
     <std::sync::atomic::AtomicU32 as Word>::full_fence();
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// What `board` looks like to a peer.
+    fn seen(board: &Board) -> Neighbour {
+        let (doorbell, _segment) = Doorbell::create().unwrap();
+        Neighbour::new(doorbell, Some(board.descriptor().as_fd().try_clone_to_owned().unwrap())).unwrap()
+    }
+
+    #[test]
+    fn a_part_is_taken_again_when_all_who_may_read_it_have_left() {
+        let boards = [Board::create().unwrap(), Board::create().unwrap()];
+        let [ours, theirs] = &boards;
+        let neighbour = seen(theirs);
+        for _ in 0..PARTS {
+            let (index, _) = ours.take().unwrap();
+            let (their_index, their_part) = theirs.take().unwrap();
+            let as_seen = neighbour.part(their_index as u64, their_part.epoch()).unwrap();
+            ours.give_back(index, vec![neighbour.clone()], vec![as_seen]);
+        }
+        assert!(ours.take().is_none(), "the peer may still read all of them");
+        theirs.take().map(|_| ()).ok_or(()).unwrap_err();
+        // The peer leaves the second.
+        Part { memory: theirs.memory.clone(), start: PART_BYTES, epoch: 2 }.leave();
+        assert_eq!(ours.take().unwrap().0, 1);
+        assert!(ours.take().is_none());
+        // Its link ends: whatever it still reads, it will not believe.
+        neighbour.mark_gone();
+        assert_eq!(ours.take().unwrap().0, 0);
+    }
+
+    #[test]
+    fn who_reads_on_notices_that_a_part_is_another_s() {
+        let board = Board::create().unwrap();
+        let (index, own) = board.take().unwrap();
+        let part = seen(&board).part(index as u64, own.epoch()).unwrap();
+        own.show_line(1);
+        assert!(part.shows_line(1) && !part.shows_line(2) && part.is_current());
+        board.give_back(index, Vec::new(), Vec::new());
+        let (again, next) = board.take().unwrap();
+        assert_eq!(again, index);
+        assert!(!part.is_current() && next.is_current());
+        assert!(!part.shows_line(1), "and it begins anew");
+    }
+
+    #[test]
+    fn a_line_that_was_taken_back_is_not_shown() {
+        let board = Board::create().unwrap();
+        let (_, part) = board.take().unwrap();
+        (1..=3).for_each(|number| part.show_line(number));
+        part.give_up(3);
+        part.give_up(5);
+        assert!(part.shows_line(2) && !part.shows_line(3));
+    }
+
+    #[test]
+    fn parts_that_cannot_be_are_none() {
+        let board = Board::create().unwrap();
+        let neighbour = seen(&board);
+        assert!(neighbour.part(PARTS as u64, 1).is_none() && neighbour.part(u64::MAX, 1).is_none());
+        let (doorbell, _segment) = Doorbell::create().unwrap();
+        assert!(Neighbour::new(doorbell, None).unwrap().part(0, 1).is_none());
+    }
+
+    #[test]
+    fn a_peer_cannot_map_a_board_for_writing() {
+        let board = Board::create().unwrap();
+        let segment = Segment::from_peer(board.descriptor().try_clone_to_owned().unwrap(), board_bytes()).unwrap();
+        assert!(Mapping::new(&segment, 0, board_bytes()).is_err());
+        assert!(Mapping::read_only(&segment, 0, board_bytes()).is_ok());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64;
+    use loom::thread;
+
+    use super::*;
+
+    struct Shown {
+        numbers: Vec<AtomicU64>,
+        cells: Vec<UnsafeCell<u64>>,
+    }
+
+    // SAFETY: the cells are handed over by the numbers; loom reports any access that races.
+    unsafe impl Sync for Shown {}
+    // SAFETY: as above.
+    unsafe impl Send for Shown {}
+
+    impl Shown {
+        fn new(numbers: usize, cells: usize) -> Self {
+            Self {
+                numbers: (0..numbers).map(|_| AtomicU64::new(0)).collect(),
+                cells: (0..cells).map(|_| UnsafeCell::new(0)).collect(),
+            }
+        }
+
+        fn wait(&self, number: usize, value: u64) {
+            while !has_reached(&self.numbers[number], value) {
+                thread::yield_now();
+            }
+        }
+
+        fn put(&self, cell: usize, value: u64) {
+            self.cells[cell].with_mut(|cell| {
+                // SAFETY: nobody reads the cell now, which is what is being tested.
+                unsafe { *cell = value };
+            });
+        }
+
+        fn get(&self, cell: usize) -> u64 {
+            // SAFETY: nobody writes the cell now, which is what is being tested.
+            self.cells[cell].with(|cell| unsafe { *cell })
+        }
+    }
+
+    /// Two ranks go through calls with two lines in turn. Each writes the line of a call when it has seen the other's of
+    /// the call before.
+    #[test]
+    fn loom_lines_in_turn_are_never_written_while_they_are_read() {
+        const CALLS: u64 = 3;
+        loom::model(|| {
+            let shown: Arc<Vec<Shown>> = Arc::new((0..2).map(|_| Shown::new(2, 2)).collect());
+            let rank = |own: usize, shown: Arc<Vec<Shown>>| {
+                let (mine, theirs) = (&shown[own], &shown[1 - own]);
+                for call in 1..=CALLS {
+                    let slot = (call % 2) as usize;
+                    theirs.wait(1 - slot, call - 1);
+                    mine.put(slot, 10 * call + own as u64);
+                    publish(&mine.numbers[slot], call);
+                    theirs.wait(slot, call);
+                    assert_eq!(theirs.get(slot), 10 * call + 1 - own as u64);
+                }
+            };
+            let other = shown.clone();
+            let thread = thread::spawn(move || rank(1, other));
+            rank(0, shown);
+            thread.join().unwrap();
+        });
+    }
+
+    /// Two ranks put chunks up in a stage of one place, and use it again when the other is done with it.
+    #[test]
+    fn loom_a_stage_is_not_used_again_before_it_was_read() {
+        const CHUNKS: u64 = 2;
+        const STAGED: usize = 0;
+        const DONE: usize = 1;
+        loom::model(|| {
+            let shown: Arc<Vec<Shown>> = Arc::new((0..2).map(|_| Shown::new(2, 1)).collect());
+            let rank = |own: usize, shown: Arc<Vec<Shown>>| {
+                let (mine, theirs) = (&shown[own], &shown[1 - own]);
+                for chunk in 1..=CHUNKS {
+                    theirs.wait(DONE, chunk - 1);
+                    mine.put(0, 10 * chunk + own as u64);
+                    publish(&mine.numbers[STAGED], chunk);
+                    theirs.wait(STAGED, chunk);
+                    assert_eq!(theirs.get(0), 10 * chunk + 1 - own as u64);
+                    publish(&mine.numbers[DONE], chunk);
+                }
+            };
+            let other = shown.clone();
+            let thread = thread::spawn(move || rank(1, other));
+            rank(0, shown);
+            thread.join().unwrap();
+        });
+    }
 }

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub(super) use super::atomic::Word;
+use super::atomic::Word;
 use crate::sys::{self, EventFd, Mapping, Segment, futex};
 
 /// The owner is awake.

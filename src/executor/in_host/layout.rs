@@ -255,3 +255,127 @@ impl Cut {
         Some((Run { start: offset + run.start, ..run }, target + run.start))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLLECTIVES: [Collective; 9] = [
+        Collective::Allreduce,
+        Collective::Reduce,
+        Collective::Broadcast,
+        Collective::Allgather,
+        Collective::ReduceScatter,
+        Collective::Alltoall,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::Barrier,
+    ];
+
+    /// The same call as every rank sees it, in all kinds of lengths.
+    fn calls() -> Vec<Vec<Layout>> {
+        let mut calls = Vec::new();
+        for collective in COLLECTIVES {
+            for size in 2..=8 {
+                for width in [1, 2, 8] {
+                    for count in [0, 1, 7, 8_191, 70_000] {
+                        for in_place in [false, true] {
+                            let extent = match collective {
+                                Collective::Allreduce | Collective::Reduce | Collective::Broadcast => {
+                                    Extent::Whole(count)
+                                }
+                                Collective::Barrier => Extent::Whole(0),
+                                _ if count % 2 == 0 => Extent::Equal(count),
+                                _ => Extent::Blocks((0..size).map(|block| count * block / 2).collect()),
+                            };
+                            let root = size - 1;
+                            let layout = |rank| {
+                                let rooted = matches!(collective, Collective::Gather | Collective::Scatter);
+                                let in_place =
+                                    collective == Collective::Broadcast || (in_place && (!rooted || rank == root));
+                                Layout { collective, extent: extent.clone(), root, in_place, rank, size, width }
+                            };
+                            calls.push((0..size).map(layout).collect());
+                        }
+                    }
+                }
+            }
+        }
+        calls
+    }
+
+    #[test]
+    fn ranks_agree_on_how_a_call_goes() {
+        for ranks in calls() {
+            let first = &ranks[0];
+            for layout in &ranks {
+                assert_eq!((layout.longest(), layout.fate()), (first.longest(), first.fate()), "{layout:?}");
+                assert!(layout.shown().bytes <= first.longest(), "{layout:?}");
+                if first.longest() > 0 {
+                    assert_eq!(Cut::new(layout).chunks, Cut::new(first).chunks, "{layout:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_taken_of_a_line_was_shown_there() {
+        for ranks in calls() {
+            for (to, from) in ranks.iter().flat_map(|to| ranks.iter().map(move |from| (to, from))) {
+                if let Some((run, _)) = to.taken(from.rank) {
+                    assert!(run.start + run.bytes <= from.shown().bytes, "{from:?} to {to:?}");
+                }
+            }
+        }
+    }
+
+    /// Chunk by chunk, what a rank takes of another's stage is what that one put there for it, and all chunks together
+    /// are all that it is to get, in order.
+    #[test]
+    fn chunks_add_up_to_the_whole() {
+        for ranks in calls().into_iter().filter(|ranks| ranks[0].longest() > PAYLOAD_BYTES) {
+            let cut = Cut::new(&ranks[0]);
+            assert!(
+                cut.part * ranks[0].width <= RESULT_BYTES || !matches!(ranks[0].fate(), Fate::Allreduce | Fate::Reduce)
+            );
+            for (to, from) in ranks.iter().flat_map(|to| ranks.iter().map(move |from| (to, from))) {
+                let mut next = None;
+                for chunk in 0..cut.chunks {
+                    let (place, taken, offset) = if matches!(to.fate(), Fate::Allreduce | Fate::Reduce) {
+                        let (share, offset) = cut.share(to, chunk, to.rank);
+                        (share.start, share.bytes, offset)
+                    } else if let Some((run, target)) = cut.taken(to, chunk, from.rank) {
+                        (target, run.bytes, run.start)
+                    } else {
+                        continue;
+                    };
+                    assert!(offset + taken <= CHUNK_BYTES, "{to:?}");
+                    if to.rank != from.rank {
+                        let all = matches!(to.fate(), Fate::Copied) && !to.scatters();
+                        let (shown, at) = cut.shown(from, chunk, if all { 0 } else { to.rank }).unwrap();
+                        assert_eq!((shown.bytes, at), (taken, offset), "chunk {chunk} of {from:?} for {to:?}");
+                    }
+                    if !matches!(to.fate(), Fate::Allreduce | Fate::Reduce) {
+                        assert_eq!(next.unwrap_or(place), place, "chunk {chunk} of {from:?} for {to:?}");
+                        next = Some(place + taken);
+                    }
+                }
+                if let (Some(next), Some((run, target))) = (next, to.taken(from.rank)) {
+                    assert_eq!(next, target + run.bytes, "{from:?} for {to:?}");
+                }
+            }
+            // The shares of all ranks are the whole, each byte once.
+            if matches!(ranks[0].fate(), Fate::Allreduce | Fate::Reduce) {
+                let mut next = 0;
+                for (chunk, owner) in
+                    (0..cut.chunks).flat_map(|chunk| (0..ranks.len()).map(move |owner| (chunk, owner)))
+                {
+                    let (share, _) = cut.share(&ranks[0], chunk, owner);
+                    assert!(share.bytes == 0 || share.start == next, "{:?}", ranks[0]);
+                    next += share.bytes;
+                }
+                assert_eq!(next, ranks[0].longest());
+            }
+        }
+    }
+}

@@ -301,7 +301,7 @@ impl InHost {
         for (word, value) in self.own.call(slot).into_iter().zip(run.call) {
             word.store(value, Ordering::Relaxed);
         }
-        self.own.line(slot).store(line, Ordering::Release);
+        self.own.show_line(line);
         self.line = line;
         run.line = line;
         if !run.is_short {
@@ -404,43 +404,39 @@ impl InHost {
     fn has_room(&self, run: &Run) -> bool {
         let chunk = run.base + run.staged;
         let wanted = (chunk + 1).saturating_sub(CHUNKS as u64);
-        self.peers.iter().all(|peer| peer.count(Count::Done) >= wanted)
+        self.peers.iter().all(|peer| peer.part.has_counted(Count::Done, wanted))
     }
 
     /// Whether all that this rank needs have counted beyond a chunk of the call.
     fn all_have(&self, run: &Run, count: Count, chunk: u64) -> bool {
-        let wanted = run.base + chunk;
-        self.peers.iter().filter(|peer| run.needs(peer.rank)).all(|peer| peer.count(count) > wanted)
+        let wanted = run.base + chunk + 1;
+        self.peers.iter().filter(|peer| run.needs(peer.rank)).all(|peer| peer.part.has_counted(count, wanted))
     }
 
     fn publish(&mut self, count: Count, value: u64) {
-        self.own.count(count).store(value, Ordering::Release);
+        self.own.count_to(count, value);
         self.news = true;
     }
 
     /// The ranks that an operation waits for.
     pub fn waiting_for(&self, run: &Run) -> Vec<usize> {
-        let lacks = |peer: &&Peer| {
-            if run.line == 0 {
-                return !peer.part_has_written(self.line);
-            }
-            if !run.needs(peer.rank) && run.is_short {
-                return false;
-            }
-            if !peer.part_has_written(run.line) {
-                return true;
-            }
-            let behind = |count, chunk: u64| peer.count(count) <= run.base + chunk;
-            !run.is_short
-                && ((run.needs(peer.rank) && run.combined < run.staged && behind(Count::Staged, run.combined))
-                    || (run.needs(peer.rank)
-                        && run.collects()
-                        && run.done < run.combined
-                        && behind(Count::Combined, run.done))
-                    || (run.staged < run.cut.chunks
-                        && peer.count(Count::Done) + (CHUNKS as u64) <= run.base + run.staged))
-        };
-        self.peers.iter().filter(lacks).map(|peer| peer.rank).collect()
+        self.peers.iter().filter(|peer| self.lacks(run, peer)).map(|peer| peer.rank).collect()
+    }
+
+    fn lacks(&self, run: &Run, peer: &Peer) -> bool {
+        if run.line == 0 {
+            return !peer.shows_line(self.line);
+        }
+        let needed = run.needs(peer.rank);
+        if run.is_short {
+            return needed && !peer.shows_line(run.line);
+        }
+        let behind = |count, chunks: u64| !peer.part.has_counted(count, run.base + chunks);
+        let room = (run.staged + 1).saturating_sub(CHUNKS as u64);
+        (needed && !peer.shows_line(run.line))
+            || (needed && run.combined < run.staged && behind(Count::Staged, run.combined + 1))
+            || (needed && run.collects() && run.done < run.combined && behind(Count::Combined, run.done + 1))
+            || (run.staged < run.cut.chunks && behind(Count::Done, room))
     }
 }
 
@@ -454,25 +450,16 @@ impl Drop for InHost {
 
 impl Peer {
     /// Whether the peer has written a line, as its board says now.
-    fn part_has_written(&self, line: u64) -> bool {
-        let found = self.part.line(line as usize).load(Ordering::Acquire);
-        self.seen >= line || (found >= line && self.part.given_up() > line)
+    fn shows_line(&self, line: u64) -> bool {
+        self.seen >= line || self.part.shows_line(line)
     }
 
     fn has_written(&mut self, line: u64) -> bool {
-        if self.seen >= line {
-            return true;
+        let shows = self.shows_line(line);
+        if shows {
+            self.seen = self.seen.max(line);
         }
-        let found = self.part.line(line as usize).load(Ordering::Acquire);
-        if found < line || self.part.given_up() <= line {
-            return false;
-        }
-        self.seen = line;
-        true
-    }
-
-    fn count(&self, count: Count) -> u64 {
-        self.part.count(count).load(Ordering::Acquire)
+        shows
     }
 
     /// Whether the peer's line is of the same call.
@@ -498,4 +485,3 @@ pub(super) fn words(signature: &Signature) -> [u64; 3] {
     let bytes = signature.encode();
     std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * word + byte])))
 }
-

@@ -9,9 +9,7 @@ use crate::executor::completion::Completion;
 use crate::executor::operation::Work;
 use crate::schedule::{self, PlanRequest, Shape};
 use crate::transport::board::{Board, Neighbour, Part};
-use crate::types::{
-    Algorithm, Collective, DataType, Deadline, Error, ReduceOp, Reduction, Result, Signature, Tag,
-};
+use crate::types::{Algorithm, Collective, DataType, Deadline, Error, ReduceOp, Reduction, Result, Signature, Tag};
 
 /// Words that each rank tells: the part it took and its epoch, or whether it sees all the others'.
 const WORDS: usize = 2;
@@ -143,7 +141,8 @@ impl SetUp {
 
     /// The boards of all, if both allgathers went `well` and all see all; and the operations that waited.
     pub fn finish(mut self, well: bool) -> (Option<InHost>, Vec<usize>) {
-        let ready = well && self.take_table().is_some_and(|table| table.all.chunks_exact(WORDS).all(|words| words[0] == 1));
+        let ready =
+            well && self.take_table().is_some_and(|table| table.all.chunks_exact(WORDS).all(|words| words[0] == 1));
         let held = std::mem::take(&mut self.held);
         let in_host = match (ready, self.board.take(), self.peers.take()) {
             (true, Some((board, index, part)), Some(peers)) => Some(InHost::new(board, index, part, peers)),

@@ -425,11 +425,7 @@ impl Driver {
     // Sharing memory.
 
     /// Sends a message of the exchange with its descriptors, whole: a new socket has room for it.
-    fn send_message(
-        connection: &Connection,
-        message: ShmMessage,
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), End> {
+    fn send_message(connection: &Connection, message: ShmMessage, descriptors: &[BorrowedFd<'_>]) -> Result<(), End> {
         match unix::send_with_descriptors(&connection.socket, &message.encode(), descriptors)? {
             exchange::MESSAGE_BYTES => Ok(()),
             _ => Err(Lost::Closed.into()),
