@@ -17,6 +17,7 @@ mod ledger;
 mod sampler;
 mod service;
 mod state;
+mod state_file;
 mod step;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +34,7 @@ pub use self::ledger::ViewRecord;
 pub use self::sampler::{ElasticSampler, epoch_order};
 pub use self::service::{OnEvent, RegistryService};
 pub use self::state::State;
+pub use self::state_file::{Owner, StateFile};
 pub use self::step::{Attempt, Changes, RawStep, Step, StepOutcome};
 
 /// What is kept of a step until it counts.

@@ -165,7 +165,7 @@ impl Registry {
     }
 
     fn publish(&mut self, now: Instant, counted: u64, order: Vec<Slot>, joined: Vec<Slot>, verdict: String) {
-        let generation = self.generation.map_or(Generation::FIRST, |generation| Generation(generation.0 + 1));
+        let generation = self.generation.map_or(self.first, |generation| Generation(generation.0 + 1));
         let mut gone = std::mem::take(&mut self.gone);
         let left = self.slots.in_order().filter(|(_, entry)| entry.standing == Standing::Left);
         gone.extend(left.map(|(slot, _)| Gone { slot, why: Why::Left, detail: "it said goodbye".into() }));
@@ -286,6 +286,10 @@ impl Registry {
     }
 
     fn nobody_goes_on(&mut self, now: Instant) {
+        if !self.goodbyes.is_empty() {
+            // A registry that dies here and is started again would wait for those that have said goodbye.
+            return;
+        }
         let outcome = match self.gone.first() {
             None => Outcome::Finished,
             Some(gone) => Outcome::Failed(format!("no member is left; the last to be lost: {gone}")),

@@ -32,6 +32,7 @@ mod change;
 mod config;
 mod evidence;
 mod first;
+mod kept;
 mod lateness;
 mod links;
 mod persistence;
@@ -48,6 +49,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use config::RegistryConfig;
+pub use kept::{Keeper, Kept};
 pub use persistence::{State, StoredMember};
 
 use crate::types::{Deadline, Generation};
@@ -207,6 +209,8 @@ pub struct Registry {
     began: Instant,
     /// The number of the view that members have; none before the first.
     generation: Option<Generation>,
+    /// The number of the first view.
+    first: Generation,
     counted: u64,
     changes: u64,
     next_slot: Slot,
@@ -237,6 +241,8 @@ pub struct Registry {
     persisted: u64,
     /// Whether something that is worth keeping waits for the disk to be free.
     is_unsaved: bool,
+    /// Goodbyes that are answered once the state with this number is durable.
+    goodbyes: Vec<(u64, Slot)>,
     ignored: u64,
     timers: Timers,
     actions: VecDeque<Action>,
@@ -250,6 +256,7 @@ impl Registry {
         let mut registry = Registry {
             began: now,
             generation: None,
+            first: Generation::FIRST,
             counted: 0,
             changes: 0,
             next_slot: config.np,
@@ -268,6 +275,7 @@ impl Registry {
             persists: 0,
             persisted: 0,
             is_unsaved: false,
+            goodbyes: Vec::new(),
             ignored: 0,
             timers: Timers::default(),
             actions: VecDeque::new(),
@@ -416,6 +424,8 @@ impl Registry {
     pub fn handle_persisted(&mut self, now: Instant, number: u64) {
         self.turn(now);
         self.persisted = self.persisted.max(number);
+        // Before a view in which whoever said goodbye has no connection any more.
+        self.answer_goodbyes();
         if self.publication.as_ref().is_some_and(|publication| publication.number <= number) {
             self.install(now);
         }
