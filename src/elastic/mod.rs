@@ -91,7 +91,7 @@ impl Elastic {
     ///
     /// When this member is out, or the job has ended: why.
     pub fn communicator(&self) -> Result<Communicator> {
-        Ok(self.wait_for_view(self.shared.doomed())?.communicator)
+        Ok(self.shared.whole_view(&mut || self.ask())?.communicator)
     }
 
     /// This member's slot: its number for the life of the job, while ranks change with the view.
@@ -263,7 +263,7 @@ impl Elastic {
     }
 
     fn wait_for_view(&self, after: Generation) -> Result<Installed> {
-        self.shared.view_after(after, None, &mut || self.ask())
+        self.shared.view_after(after, &mut || self.ask())
     }
 
     fn ask(&self) -> bool {

@@ -48,14 +48,13 @@ impl Core {
         }
     }
 
-    /// The next view begins: peers are the slots below `size`, of which `gone` are out. The links to `broken` are lost
-    /// as one side sees it, though both stay. Returns all such slots, which can be dialled again. Calls on communicators
-    /// of earlier views fail with `cause`, whether or not there was a suspension in between.
+    /// The next view begins, of these members. Whoever else has been a peer is one no more. The links to `broken` are
+    /// lost as one side sees it, though both stay. Returns all such slots, which can be dialled again. Calls on
+    /// communicators of earlier views fail with `cause`, whether or not there was a suspension in between.
     pub fn install(
         &mut self,
         generation: Generation,
-        size: usize,
-        gone: &[usize],
+        members: &[usize],
         broken: &[usize],
         cause: &Error,
     ) -> Vec<usize> {
@@ -84,12 +83,13 @@ impl Core {
             tag.communicator.generations_ahead(generation) >= 0
         });
         judged.stale += (before - self.unknown.len()) as u64;
-        if self.peers.len() < size {
-            self.peers.resize_with(size, || Peer::Unconnected);
-        }
+        let size = members.iter().map(|slot| slot + 1).max().unwrap_or(0).max(self.peers.len());
+        self.peers.resize_with(size, || Peer::Unconnected);
+        let mut is_member = vec![false; size];
+        members.iter().for_each(|&slot| is_member[slot] = true);
         let mut again = Vec::new();
         for (slot, peer) in self.peers.iter_mut().enumerate() {
-            if gone.contains(&slot) {
+            if !is_member[slot] {
                 // What it still writes is read by nobody, whatever carries it.
                 *peer = Peer::Gone("it is not a member any more".into());
             } else if slot != self.rank && (matches!(peer, Peer::Gone(_)) || broken.contains(&slot)) {

@@ -219,6 +219,8 @@ pub struct Registry {
     slots: Slots,
     /// The change that is under way.
     change: Option<Change>,
+    /// Since when members of the view have been told to stop, or have stopped by themselves.
+    stopping_since: Option<Instant>,
     /// Who is judged to be out, but still in the view, or in the one that is being published.
     gone: Vec<Gone>,
     /// Members of the view that have not reported.
@@ -263,6 +265,7 @@ impl Registry {
             skipped: BTreeSet::new(),
             slots: Slots::default(),
             change: None,
+            stopping_since: None,
             gone: Vec::new(),
             awaited: BTreeSet::new(),
             publication: None,
@@ -337,6 +340,7 @@ impl Registry {
                     // The most frequent message changes nothing; with thousands of members that matters.
                     if let ToRegistry::Heartbeat { progress, is_waiting, .. } = message {
                         self.hear(now, slot);
+                        self.answers_suspicion(now, slot);
                         return self.hear_progress(now, slot, progress, is_waiting);
                     }
                     self.handle_word(now, slot, message);
@@ -349,6 +353,7 @@ impl Registry {
     /// What a registered process says.
     fn handle_word(&mut self, now: Instant, slot: Slot, message: ToRegistry) {
         self.hear(now, slot);
+        self.answers_suspicion(now, slot);
         match message {
             ToRegistry::Suspect { generation, slot: other, detail } => {
                 self.hear_suspicion(now, generation, slot, other, &detail);
