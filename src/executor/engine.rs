@@ -206,14 +206,14 @@ impl Engine {
         self.shared.lock().core.stale()
     }
 
-    /// What the connector calls with each connection, or the reason why there is none. Holds no reference that keeps
-    /// the engine alive.
-    pub fn connection_handler(&self) -> impl Fn(usize, Result<Box<dyn Endpoint>>) + Send + Sync + use<> {
+    /// What the connector calls with each connection, or the reason why there is none, and the generation of either. Holds
+    /// no reference that keeps the engine alive.
+    pub fn connection_handler(&self) -> impl Fn(usize, Generation, Result<Box<dyn Endpoint>>) + Send + Sync + use<> {
         let shared: Weak<Shared> = Arc::downgrade(&self.shared);
-        move |peer, outcome| {
+        move |peer, generation, outcome| {
             if let Some(shared) = shared.upgrade() {
                 let mut state = shared.lock();
-                state.core.handle_connection(peer, outcome);
+                state.core.handle_connection(peer, generation, outcome);
                 shared.after_change(&mut state);
                 shared.tell(&mut state);
                 drop(state);

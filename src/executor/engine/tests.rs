@@ -3,6 +3,7 @@
 use std::sync::mpsc::channel;
 
 use super::*;
+use crate::executor::core::Lost;
 use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
 use crate::transport::sleep::Sleeper;
 use crate::types::{Algorithm, Collective, DataType, ReduceOp, Reduction, Signature, Tag};
@@ -70,7 +71,7 @@ fn a_channel_that_is_made_when_its_view_is_over_takes_nothing() {
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
     let (first, second) = (Generation::FIRST, Generation(Generation::FIRST.0 + 1));
-    engine.judge(first, Box::new(|_, _, _| {}));
+    engine.judge(first, Box::new(|_| {}));
     let cause = |text: &str| Error::ViewChanged { generation: first, cause: text.into() };
     engine.suspend(&cause("one"));
     engine.suspend(&cause("two"));
@@ -93,7 +94,7 @@ fn a_view_that_changes_between_two_steps_is_over_for_what_is_in_flight() {
     let config = EngineConfig { spin: Duration::ZERO, yields: false };
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
-    engine.judge(Generation::FIRST, Box::new(|_, _, _| {}));
+    engine.judge(Generation::FIRST, Box::new(|_| {}));
     let cause = Error::ViewChanged { generation: Generation::FIRST, cause: "next".into() };
     engine.install(Generation::FIRST, &[0, 1], &[], &cause, config).unwrap();
     engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0).unwrap();
@@ -115,7 +116,7 @@ fn who_is_not_in_the_next_view_is_lost_to_nobody() {
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let engine = Engine::new(0, 3, Box::new(Silence), sleeper, config).unwrap();
     let (tell, lost) = channel();
-    engine.judge(Generation::FIRST, Box::new(move |generation, slot, _| tell.send((generation.0, slot)).unwrap()));
+    engine.judge(Generation::FIRST, Box::new(move |lost: Lost| tell.send((lost.generation.0, lost.slot)).unwrap()));
     let cause = Error::ViewChanged { generation: Generation::FIRST, cause: "next".into() };
     engine.add_channel(CommunicatorId::WORLD, [0, 1, 2].into(), 0).unwrap();
     for peer in [1, 2] {
@@ -125,7 +126,11 @@ fn who_is_not_in_the_next_view_is_lost_to_nobody() {
     engine.install(Generation(2), &[0, 1], &[], &cause, config).unwrap();
     let handler = engine.connection_handler();
     for peer in [2, 1] {
-        handler(peer, Err(Error::PeerFailed { rank: peer, operation: "".into(), detail: "it is dead".into() }));
+        handler(
+            peer,
+            Generation(2),
+            Err(Error::PeerFailed { rank: peer, operation: "".into(), detail: "it is dead".into() }),
+        );
     }
     assert_eq!(lost.try_iter().collect::<Vec<_>>(), [(2, 1)]);
 }
