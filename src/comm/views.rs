@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::communicator::{Communicator, Settings};
 use super::connect::{Dialler, engine_config, sleeper};
 use super::world::World;
-use crate::executor::Engine;
+use crate::executor::{Engine, Lost};
 use crate::schedule::cost::CostModel;
 use crate::transport::connect::{Connector, ConnectorConfig, NextView, PeerAddress};
 use crate::transport::listen::Listeners;
@@ -43,7 +43,7 @@ impl Views {
         connector: ConnectorConfig,
         model: CostModel,
         settings: Settings,
-        on_lost: Box<dyn Fn(Generation, usize, Arc<str>) + Send>,
+        on_lost: Box<dyn Fn(Lost) + Send>,
     ) -> Result<Self> {
         let own = connector.rank;
         let sleeper = sleeper()?;

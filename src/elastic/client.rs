@@ -12,6 +12,7 @@ use super::ledger::{Installed, Shared};
 use crate::bootstrap::Settings;
 use crate::bootstrap::control::{Link, wait};
 use crate::comm::{Members, Settings as CommSettings, Views};
+use crate::executor::Lost;
 use crate::membership::member::{Action, Installation, Member, Outcome, Stop};
 use crate::schedule::cost::{CostModel, LinkModel};
 use crate::sys::points::{Point, reach};
@@ -132,9 +133,12 @@ impl Driver {
     fn obey(&mut self, command: Command) {
         let now = Instant::now();
         match command {
-            Command::Suspect { generation, slot, detail } => {
+            Command::LinkLost(Lost { generation, slot, detail, is_own }) => {
                 if self.member.generation() == Some(generation) {
-                    self.member.handle_link_lost(now, slot, &detail);
+                    match is_own {
+                        true => self.member.handle_link_lost(now, slot, &detail),
+                        false => self.member.handle_link_told(now),
+                    }
                 }
                 let mut ledger = self.shared.lock();
                 ledger.heard += 1;
@@ -359,9 +363,9 @@ impl Driver {
         let control = self.control.clone();
         // Not the ledger itself: it has the view's communicator, that the engine, and the engine has this.
         let lost_links = self.shared.lost_links();
-        let on_lost = move |generation: Generation, slot: usize, detail: Arc<str>| {
+        let on_lost = move |lost| {
             lost_links.count();
-            control.send(Command::Suspect { generation, slot, detail });
+            control.send(Command::LinkLost(lost));
         };
         Views::start(listeners, config, CostModel { in_host, ..CostModel::default() }, settings, Box::new(on_lost))
     }

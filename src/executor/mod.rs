@@ -26,6 +26,7 @@ mod waits;
 #[cfg(test)]
 mod simulation;
 
+pub use self::core::Lost;
 pub use completion::Completion;
 pub use engine::{Dial, Engine, EngineConfig, Sleep};
 pub use operation::Work;

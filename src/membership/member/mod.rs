@@ -204,6 +204,8 @@ pub struct Member {
     frozen: Option<Report>,
     /// The members whose links were lost in this view, and how.
     suspects: BTreeMap<Slot, String>,
+    /// Whether another member gave a call of this view up for a lost link of its own.
+    is_link_told: bool,
     /// Since when it has not been able to go on without a word of the registry.
     needs_since: Option<Instant>,
     /// Since when operations have been in flight and none has been begun: what they wait for may never come.
@@ -238,6 +240,7 @@ impl Member {
             is_suspending: false,
             frozen: None,
             suspects: BTreeMap::new(),
+            is_link_told: false,
             needs_since: None,
             stalled_since: None,
             waits_until: None,
@@ -276,10 +279,10 @@ impl Member {
         self.frozen.is_some()
     }
 
-    /// Whether links are lost in its view. The registry has been told, or is told when it is back, and says the next view,
-    /// or that there is none.
+    /// Whether links are lost in its view. The registry has been told, or is told when it is back, by this member or
+    /// another, and says the next view, or that there is none.
     pub fn has_lost_links(&self) -> bool {
-        !self.suspects.is_empty()
+        !self.suspects.is_empty() || self.is_link_told
     }
 
     /// Whether it is over.
@@ -369,6 +372,15 @@ impl Member {
         if self.suspects.insert(slot, detail.into()).is_none() {
             self.needs_since.get_or_insert(now);
             self.send(ToRegistry::Suspect { generation, slot, detail: detail.into() });
+        }
+    }
+
+    /// Another member of the view has lost a link, and gave a call up for that. It tells the registry; if it falls before
+    /// it does, the registry hears of that. Both end the view.
+    pub fn handle_link_told(&mut self, now: Instant) {
+        if self.view.is_some() && !self.is_over {
+            self.is_link_told = true;
+            self.needs_since.get_or_insert(now);
         }
     }
 
@@ -501,9 +513,10 @@ impl Member {
     fn need(&self) -> String {
         let lost = self.suspects.iter().map(|(slot, detail)| format!("the link to slot {slot} is lost ({detail})"));
         let frozen = (self.frozen.is_some() || self.is_suspending).then(|| "the next view is to come".to_string());
+        let told = self.is_link_told.then(|| "another rank has lost a link".to_string());
         let stalled = (self.needs_since.is_none() && self.stalled_since.is_some())
             .then(|| "its operations do not advance, as of ranks that are cut off".to_string());
-        lost.chain(frozen).chain(stalled).collect::<Vec<_>>().join(", ")
+        lost.chain(told).chain(frozen).chain(stalled).collect::<Vec<_>>().join(", ")
     }
 
     fn send(&mut self, message: ToRegistry) {

@@ -3,18 +3,21 @@
 //! A member that loses its link to another says so. Mostly the other is dead, and better evidence follows at once; a link
 //! and a connection to the registry that end together are enough. So the other is asked for a sign of life. When it gives
 //! one both live, and the next view, of the same members, has the link made again, at once. A pair whose link was made
-//! again a moment ago waits for the heartbeat limit first, as does a member that does not answer though nothing says
+//! again twice a moment ago waits for the heartbeat limit first, as does a member that does not answer though nothing says
 //! that it is gone. Two members for which that was done again and again are too many: the one that more was complained
 //! about goes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::Registry;
 use super::roster::{Entry, Standing};
 use super::timers::Timer;
+use super::{Event, Registry};
 use crate::types::{Deadline, Generation};
 use crate::wire::registry::{FromRegistry, MAX_MEMBERS, Slot, Why};
+
+/// How often in a row a link is made again at once.
+const QUICK: u32 = 2;
 
 /// The most complaints that are kept: of each member about a few, or of a few about each.
 const MOST_COMPLAINTS: usize = 4 * MAX_MEMBERS;
@@ -87,7 +90,7 @@ impl Registry {
             self.ignored += 1;
             return;
         }
-        let Some(other) = self.slots.get(of) else {
+        let Some(other) = self.slots.get(of).cloned() else {
             self.ignored += 1;
             return;
         };
@@ -99,6 +102,7 @@ impl Registry {
                 if self.links.complaints.len() >= MOST_COMPLAINTS || self.links.complaints.contains_key(&(by, of)) {
                     return;
                 }
+                self.note(Event::LinkLost { by, of, detail: detail.into() });
                 self.links.complaints.insert((by, of), now);
                 let window = self.config.link_window;
                 let (count, last) = self.links.counts.entry(of).or_insert((0, now));
@@ -116,7 +120,7 @@ impl Registry {
                 let (one, other) = pair(by, of);
                 let at = Deadline::after(now, self.config.heartbeat_limit);
                 self.timers.set_if_earlier(Timer::Link(one, other), at);
-                if self.links.count(now, window, (one, other)) == 1 && self.links.asked.insert(of) {
+                if self.links.count(now, window, (one, other)) <= QUICK && self.links.asked.insert(of) {
                     self.tell_slot(of, FromRegistry::Probe);
                 }
             }

@@ -130,6 +130,15 @@ pub enum Event {
         /// How.
         detail: String,
     },
+    /// A member lost its link to another.
+    LinkLost {
+        /// Who says so.
+        by: Slot,
+        /// To whom.
+        of: Slot,
+        /// How.
+        detail: String,
+    },
     /// A member gives no sign of life though its host answers, or its work does not advance, or it does not stop as it
     /// was told to. Said once.
     Named {

@@ -100,7 +100,7 @@ mod conformance {
             change(&mut config);
             let sleeper = Arc::new(Sleeper::new().unwrap());
             let (sender, outcomes) = mpsc::channel();
-            let deliver: DeliverEndpoint = Box::new(move |_, outcome| drop(sender.send(outcome)));
+            let deliver: DeliverEndpoint = Box::new(move |_, _, outcome| drop(sender.send(outcome)));
             let connector = Connector::start(listeners, config, sleeper.clone(), deliver).unwrap();
             sides.push((connector, sleeper, outcomes));
         }
