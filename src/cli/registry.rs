@@ -68,8 +68,8 @@ Examples:
   PHALANX_KEY_FILE=key phalanx status --registry node1:29500
       How it is.
 
-The key is the job's secret: whoever has it can be a member. It is never an argument. Use a state file for one job: it is
-removed when the job is over.
+The key is the job's secret: whoever has it can be a member. It is never an argument. Use a state file for one job: one
+registry at a time has it, and it is removed when the job is over.
 
 SIGTERM and SIGINT end the registry. With --state the members go on, and wait for it where they need it; without, the job
 is over for them.

@@ -53,8 +53,8 @@ pub(crate) fn thread_world_on(hosts: &[usize]) -> Result<Vec<Communicator>> {
                 Arc::new(move || sleeper.kick())
             };
             let (here, there) = inproc::pair(wake(rank), wake(peer));
-            sides[rank].0(peer, Ok(endpoint(here)));
-            sides[peer].0(rank, Ok(endpoint(there)));
+            sides[rank].0(peer, Generation::FIRST, Ok(endpoint(here)));
+            sides[peer].0(rank, Generation::FIRST, Ok(endpoint(there)));
         }
     };
     std::thread::Builder::new()

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::communicator::{Communicator, Settings};
 use super::connect::{Dialler, engine_config, sleeper};
 use super::world::World;
-use crate::executor::Engine;
+use crate::executor::{Engine, Lost};
 use crate::schedule::cost::CostModel;
 use crate::transport::connect::{Connector, ConnectorConfig, NextView, PeerAddress};
 use crate::transport::listen::Listeners;
@@ -43,7 +43,7 @@ impl Views {
         connector: ConnectorConfig,
         model: CostModel,
         settings: Settings,
-        on_lost: Box<dyn Fn(Generation, usize, Arc<str>) + Send>,
+        on_lost: Box<dyn Fn(Lost) + Send>,
     ) -> Result<Self> {
         let own = connector.rank;
         let sleeper = sleeper()?;
@@ -71,12 +71,10 @@ impl Views {
         let Members { generation, slots, hosts, peers, broken, cause } = members;
         let rank = slots.iter().position(|&slot| slot == self.own);
         let rank = rank.ok_or_else(|| Error::internal("a view without this member was to be installed"))?;
-        let size = slots.iter().max().map_or(0, |&slot| slot + 1).max(self.own + 1);
-        let gone: Vec<usize> = (0..size).filter(|slot| !slots.contains(slot)).collect();
         let view = View { generation, hosts };
         let config = engine_config(view.local(rank).1);
         let cause = Error::ViewChanged { generation, cause };
-        let again = self.world.engine.install(generation, size, &gone, &broken, &cause, config)?;
+        let again = self.world.engine.install(generation, &slots, &broken, &cause, config)?;
         if let Some(connector) = self.connector.get() {
             connector.install(NextView { generation, peers, again });
         }

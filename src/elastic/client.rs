@@ -12,6 +12,7 @@ use super::ledger::{Installed, Shared};
 use crate::bootstrap::Settings;
 use crate::bootstrap::control::{Link, wait};
 use crate::comm::{Members, Settings as CommSettings, Views};
+use crate::executor::Lost;
 use crate::membership::member::{Action, Installation, Member, Outcome, Stop};
 use crate::schedule::cost::{CostModel, LinkModel};
 use crate::sys::points::{Point, reach};
@@ -132,10 +133,18 @@ impl Driver {
     fn obey(&mut self, command: Command) {
         let now = Instant::now();
         match command {
-            Command::Suspect { generation, slot, detail } => {
+            Command::LinkLost(Lost { generation, slot, detail, is_own }) => {
                 if self.member.generation() == Some(generation) {
-                    self.member.handle_link_lost(now, slot, &detail);
+                    match is_own {
+                        true => self.member.handle_link_lost(now, slot, &detail),
+                        false => self.member.handle_link_told(now),
+                    }
                 }
+                let mut ledger = self.shared.lock();
+                ledger.heard += 1;
+                ledger.doomed = self.member.has_lost_links();
+                drop(ledger);
+                self.shared.notify();
             }
             Command::Boundary { generation } => {
                 let ledger = self.shared.lock();
@@ -329,7 +338,10 @@ impl Driver {
         reach(Point::Installing);
         tracing::info!(generation = generation.0, size = slots.len(), %cause, "a view begins");
         let view = Installed { generation, slots, communicator, cause, joined: Generation(0) };
-        self.shared.lock().install(view, *outcome, installation.counted, !joined.is_empty(), Instant::now());
+        let mut ledger = self.shared.lock();
+        ledger.install(view, *outcome, installation.counted, !joined.is_empty(), Instant::now());
+        ledger.doomed = self.member.has_lost_links();
+        drop(ledger);
         self.shared.notify();
         reach(Point::Installed);
         Ok(())
@@ -350,10 +362,10 @@ impl Driver {
         };
         let control = self.control.clone();
         // Not the ledger itself: it has the view's communicator, that the engine, and the engine has this.
-        let doomed = self.shared.listener();
-        let on_lost = move |generation: Generation, slot: usize, detail: Arc<str>| {
-            doomed.doom(generation);
-            control.send(Command::Suspect { generation, slot, detail });
+        let lost_links = self.shared.lost_links();
+        let on_lost = move |lost| {
+            lost_links.count();
+            control.send(Command::LinkLost(lost));
         };
         Views::start(listeners, config, CostModel { in_host, ..CostModel::default() }, settings, Box::new(on_lost))
     }
@@ -372,6 +384,10 @@ impl Driver {
             Stop::NotAdmitted { .. } => {
                 Error::environment(stop, "see whether the registry runs, and whether enough processes were started")
             }
+            Stop::NoView { .. } => Error::environment(
+                stop,
+                "see what the launcher or `phalanx status` says that the job waits for, and start it again",
+            ),
             Stop::CutOff { .. } => Error::environment(
                 stop,
                 "see the network; this process can join again when the registry can be reached",

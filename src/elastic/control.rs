@@ -2,14 +2,15 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::executor::Lost;
 use crate::sys::EventFd;
 use crate::types::Generation;
 
 /// A request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Command {
     /// The link to a member is lost.
-    Suspect { generation: Generation, slot: usize, detail: Arc<str> },
+    LinkLost(Lost),
     /// This member has passed a commit after which all agreed to change the view, and waits.
     Boundary { generation: Generation },
     /// This member is done, or goes as it was asked to.

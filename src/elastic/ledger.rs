@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::comm::Communicator;
 use crate::membership::member::Outcome;
-use crate::types::{Deadline, Error, Generation, Result};
+use crate::types::{Error, Generation, Result};
 
 /// A view that was installed.
 #[derive(Clone)]
@@ -64,6 +64,11 @@ pub(super) struct Ledger {
     pub view: Option<Installed>,
     /// The view is over; the next has not come.
     pub suspended: bool,
+    /// The registry was told of a link that is lost in the view: it is going to say what becomes of it. The member's
+    /// machine alone says so.
+    pub doomed: bool,
+    /// How many of the engine's words on lost links the machine has heard.
+    pub heard: u64,
     /// A change between steps is wanted: by the registry, or because this member is to go.
     pub wanted: bool,
     /// This member is to go after the step.
@@ -197,18 +202,17 @@ pub(super) struct Shared {
     ledger: Mutex<Ledger>,
     changed: Condvar,
     generation: AtomicU64,
-    doomed: Arc<Doomed>,
+    lost_links: Arc<LostLinks>,
 }
 
-/// The newest view that is known to end because a link was lost in it. Apart from the ledger, which holds the engine that
-/// tells of lost links.
+/// How often the engine has said that a link is lost. Apart from the ledger, which holds the engine.
 #[derive(Default)]
-pub(super) struct Doomed(AtomicU64);
+pub(super) struct LostLinks(AtomicU64);
 
-impl Doomed {
-    /// A link was lost in a view, or an operation given up for one: another view is going to follow. Takes no lock.
-    pub fn doom(&self, generation: Generation) {
-        self.0.fetch_max(generation.0, Ordering::AcqRel);
+impl LostLinks {
+    /// The engine is about to say so once more. Takes no lock.
+    pub fn count(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -224,14 +228,9 @@ impl Shared {
         Generation(self.generation.load(Ordering::Acquire))
     }
 
-    /// The newest view that is known to end because a link was lost in it.
-    pub fn doomed(&self) -> Generation {
-        Generation(self.doomed.0.load(Ordering::Acquire))
-    }
-
-    /// What the engine tells of lost links.
-    pub fn listener(&self) -> Arc<Doomed> {
-        self.doomed.clone()
+    /// Where the engine's words on lost links are counted.
+    pub fn lost_links(&self) -> Arc<LostLinks> {
+        self.lost_links.clone()
     }
 
     /// Tells those who wait that the ledger has changed.
@@ -242,12 +241,20 @@ impl Shared {
     }
 
     /// The view in which the next operations run: waits while there is none, or it is `after` or older. The member's
-    /// machine ends the wait in time, with a view or a reason to stop; `until` ends it earlier. `go_on` is asked about
-    /// every 50 ms.
-    pub fn view_after(
+    /// machine ends the wait in time, with a view or a reason to stop. `go_on` is asked about every 50 ms.
+    pub fn view_after(&self, after: Generation, go_on: &mut dyn FnMut() -> bool) -> Result<Installed> {
+        self.view_that(&|_, view| view.generation > after, go_on)
+    }
+
+    /// As [`view_after`](Self::view_after), any view in which no link is lost, as far as the engine has noticed by now.
+    pub fn whole_view(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Installed> {
+        let told = self.lost_links.0.load(Ordering::Acquire);
+        self.view_that(&|ledger, _| ledger.heard >= told && !ledger.doomed, go_on)
+    }
+
+    fn view_that(
         &self,
-        after: Generation,
-        until: Option<Deadline>,
+        is_wanted: &dyn Fn(&Ledger, &Installed) -> bool,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Installed> {
         let mut ledger = self.lock();
@@ -256,8 +263,8 @@ impl Shared {
                 return Err(stop.clone());
             }
             if let Some(view) = &ledger.view
-                && view.generation > after
                 && !ledger.suspended
+                && is_wanted(&ledger, view)
             {
                 return Ok(view.clone());
             }
@@ -265,7 +272,7 @@ impl Shared {
                 self.changed.wait_timeout(ledger, Duration::from_millis(50)).unwrap_or_else(PoisonError::into_inner);
             drop(back);
             // Whoever is asked may want to look at the ledger.
-            if until.is_some_and(|until| until.has_passed(Instant::now())) || !go_on() {
+            if !go_on() {
                 return Err(Error::invalid("the wait for the next view was interrupted"));
             }
             ledger = self.lock();

@@ -17,6 +17,7 @@ mod ledger;
 mod sampler;
 mod service;
 mod state;
+mod state_file;
 mod step;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +34,7 @@ pub use self::ledger::ViewRecord;
 pub use self::sampler::{ElasticSampler, epoch_order};
 pub use self::service::{OnEvent, RegistryService};
 pub use self::state::State;
+pub use self::state_file::{Owner, StateFile};
 pub use self::step::{Attempt, Changes, RawStep, Step, StepOutcome};
 
 /// What is kept of a step until it counts.
@@ -89,7 +91,7 @@ impl Elastic {
     ///
     /// When this member is out, or the job has ended: why.
     pub fn communicator(&self) -> Result<Communicator> {
-        Ok(self.wait_for_view(self.shared.doomed())?.communicator)
+        Ok(self.shared.whole_view(&mut || self.ask())?.communicator)
     }
 
     /// This member's slot: its number for the life of the job, while ranks change with the view.
@@ -261,7 +263,7 @@ impl Elastic {
     }
 
     fn wait_for_view(&self, after: Generation) -> Result<Installed> {
-        self.shared.view_after(after, None, &mut || self.ask())
+        self.shared.view_after(after, &mut || self.ask())
     }
 
     fn ask(&self) -> bool {

@@ -1,16 +1,15 @@
 //! The registry as a service: one thread that drives a `membership::Registry` over connections, a clock and a file.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::state_file::StateFile;
 use crate::bootstrap::Bind;
 use crate::bootstrap::control::{End, Incoming, LinkServer, new_wake};
-use crate::membership::registry::{Action, Broken, Event, Outcome, Registry, RegistryConfig, State, Who};
+use crate::membership::registry::{Action, Broken, Event, Outcome, Registry, RegistryConfig, Who};
 use crate::sys::points::{self, Point, reach};
 use crate::types::{Error, Result};
 use crate::wire::handshake::JobKey;
@@ -40,36 +39,32 @@ pub struct RegistryService {
 
 impl RegistryService {
     /// Listens at `bind` for members and operators that know `key`. With a state file, a registry that was there before
-    /// is continued from it, and each view is in it before any member hears of it.
+    /// is continued from it, and each view is in it before any member hears of it. It is removed when the job is over.
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`] if it cannot listen, or the state file cannot be used.
+    /// [`Error::Environment`] if it cannot listen.
     pub fn start(
         config: RegistryConfig,
         key: JobKey,
         bind: &Bind,
-        state_file: Option<PathBuf>,
+        state_file: Option<StateFile>,
         on_event: OnEvent,
     ) -> Result<Self> {
         points::arm_from_environment()?;
         let failed = |error: std::io::Error| {
             Error::environment(format!("the registry cannot start: {error}"), "see the limits of this process")
         };
-        if let Some(file) = &state_file {
-            // What a registry left that died while it wrote.
-            let _ = std::fs::remove_file(beside(file));
-        }
         let now = Instant::now();
         let server = LinkServer::start(bind, key, MAX_REQUEST_FRAME, config.heartbeat_limit)?;
-        let registry = match state_file.as_deref().map(read_state).transpose()?.flatten() {
-            Some(state) => Registry::restore(now, config, state),
+        let registry = match &state_file {
+            Some(file) => file.registry(now, config),
             None => Registry::new(now, config),
         };
         let address = server.address()?;
         let wake = Arc::new(new_wake().map_err(failed)?);
         let (commands, outcome) = (Arc::<Mutex<Vec<Command>>>::default(), Arc::<Mutex<Option<Outcome>>>::default());
-        let mut service = Service {
+        let service = Service {
             server,
             registry,
             state_file,
@@ -79,8 +74,10 @@ impl RegistryService {
             outcome: outcome.clone(),
             closing: BTreeSet::new(),
         };
-        let thread =
-            std::thread::Builder::new().name("phalanx-registry".into()).spawn(move || service.run()).map_err(failed)?;
+        let thread = std::thread::Builder::new()
+            .name("phalanx-registry".into())
+            .spawn(move || service.serve())
+            .map_err(failed)?;
         Ok(Self { address, commands, wake, outcome, thread: Some(thread) })
     }
 
@@ -129,7 +126,7 @@ impl Drop for RegistryService {
 struct Service {
     server: LinkServer,
     registry: Registry,
-    state_file: Option<PathBuf>,
+    state_file: Option<StateFile>,
     on_event: OnEvent,
     commands: Arc<Mutex<Vec<Command>>>,
     wake: Arc<OwnedFd>,
@@ -139,6 +136,15 @@ struct Service {
 }
 
 impl Service {
+    fn serve(mut self) {
+        self.run();
+        if self.registry.outcome().is_some()
+            && let Some(file) = self.state_file
+        {
+            file.remove();
+        }
+    }
+
     fn run(&mut self) {
         let mut stop_at: Option<Instant> = None;
         loop {
@@ -229,11 +235,12 @@ impl Service {
                 }
                 Action::Persist { number, state } => {
                     reach(Point::Reports);
-                    if let Some(file) = &self.state_file
-                        && let Err(error) = write_state(file, &state)
+                    if let Some(file) = &mut self.state_file
+                        && let Err(error) = file.write(state)
                     {
                         // Going on would break what the file promises; stopping would end a job that runs well.
-                        tracing::error!(file = %file.display(), %error, "the registry's state cannot be written");
+                        let file = file.path().display();
+                        tracing::error!(%file, %error, "the registry's state file cannot be written any more");
                     }
                     reach(Point::Written);
                     self.registry.handle_persisted(Instant::now(), number);
@@ -247,38 +254,4 @@ impl Service {
             }
         }
     }
-}
-
-/// The state in a file; none if there is no file yet.
-fn read_state(file: &Path) -> Result<Option<State>> {
-    let failed = |what: String| {
-        Error::environment(
-            format!("the registry's state file {}: {what}", file.display()),
-            "give the file of this job's registry, or a name that does not exist yet",
-        )
-    };
-    match std::fs::read(file) {
-        Ok(bytes) => State::decode(&bytes).map(Some).map_err(|error| failed(error.to_string())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed(error.to_string())),
-    }
-}
-
-/// Where a state is written that is to replace the one in `file`.
-fn beside(file: &Path) -> PathBuf {
-    let mut name = file.as_os_str().to_owned();
-    name.push(".new");
-    name.into()
-}
-
-/// Replaces the file as a whole, and waits until the disk has it.
-fn write_state(file: &Path, state: &State) -> std::io::Result<()> {
-    let beside = beside(file);
-    let mut new = std::fs::File::create(&beside)?;
-    new.write_all(&state.encode())?;
-    new.sync_all()?;
-    reach(Point::Beside);
-    std::fs::rename(&beside, file)?;
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::File::open(folder)?.sync_all()
 }

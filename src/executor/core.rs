@@ -28,6 +28,7 @@ pub use self::boards::Now;
 pub(super) use self::boards::Outcome;
 use self::hashing::Hashing;
 use self::views::Judged;
+pub use self::views::Lost;
 pub(super) use self::views::OnLost;
 
 /// A peer, by world rank.
@@ -323,11 +324,11 @@ impl Core {
         Ok(())
     }
 
-    /// Whether there is something to move: operations, or notices that have not left. Who gives an operation up returns
+    /// Whether there is something to move: operations, notices that have not left, or links that may be lost. Who gives an operation up returns
     /// at once, and must not keep the news from the others.
     pub fn needs_driving(&mut self) -> bool {
         self.untold = self.untold && !self.is_drained();
-        self.active > 0 || self.untold
+        self.active > 0 || self.untold || self.is_looking()
     }
 
     /// Moves every endpoint on. Returns whether anything moved.

@@ -211,7 +211,7 @@ impl Engine {
         self.shared.sleeper.kick();
     }
 
-    /// The next view of an elastic world: slots below `size` may be peers, those in `gone` are not, and the links to
+    /// The next view of an elastic world: of these slots, this rank's among them. Links to others are closed, those to
     /// `broken` are to be made anew. Returns every slot of which that is so. Calls in earlier views fail with `cause`.
     ///
     /// # Errors
@@ -220,19 +220,18 @@ impl Engine {
     pub fn install(
         &self,
         generation: Generation,
-        size: usize,
-        gone: &[usize],
+        members: &[usize],
         broken: &[usize],
         cause: &Error,
         config: EngineConfig,
     ) -> Result<Vec<usize>> {
         let mut state = self.shared.lock();
-        let again = state.core.install(generation, size, gone, broken, cause);
+        let again = state.core.install(generation, members, broken, cause);
         state.config = config;
         self.shared.after_change(&mut state);
         drop(state);
         self.shared.sleeper.kick();
-        if size > 1 {
+        if members.len() > 1 {
             self.start_progress()?;
         }
         Ok(again)
@@ -248,14 +247,14 @@ impl Engine {
         self.shared.lock().core.stale()
     }
 
-    /// What the connector calls with each connection, or the reason why there is none. Holds no reference that keeps
-    /// the engine alive.
-    pub fn connection_handler(&self) -> impl Fn(usize, Result<Box<dyn Endpoint>>) + Send + Sync + use<> {
+    /// What the connector calls with each connection, or the reason why there is none, and the generation of either. Holds
+    /// no reference that keeps the engine alive.
+    pub fn connection_handler(&self) -> impl Fn(usize, Generation, Result<Box<dyn Endpoint>>) + Send + Sync + use<> {
         let shared: Weak<Shared> = Arc::downgrade(&self.shared);
-        move |peer, outcome| {
+        move |peer, generation, outcome| {
             if let Some(shared) = shared.upgrade() {
                 let mut state = shared.lock();
-                state.core.handle_connection(peer, outcome);
+                state.core.handle_connection(peer, generation, outcome);
                 shared.after_change(&mut state);
                 shared.tell(&mut state);
                 drop(state);
@@ -577,106 +576,4 @@ impl Shared {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use crate::schedule::{Buffer, Instruction, Schedule, Span, Step};
-    use crate::transport::sleep::Sleeper;
-    use crate::types::{Algorithm, Collective, DataType, ReduceOp, Reduction, Signature, Tag};
-
-    /// A peer that never answers.
-    struct Silence;
-
-    impl Dial for Silence {
-        fn dial(&mut self, _peer: usize) {}
-    }
-
-    fn receive_from_1(patience: Duration) -> Work {
-        let target = Span::new(Buffer::Output, 0, 0);
-        let step = Step { instructions: vec![Instruction::Recv { peer: 1, target }] };
-        let schedule = Schedule { algorithm: Algorithm::Linear, steps: vec![step], scratch: 0, partials_travel: false };
-        let (dtype, algorithm) = (DataType::U8, Algorithm::Linear);
-        let signature =
-            Signature { collective: Collective::Barrier, dtype, op: None, algorithm, root: None, count: 0, digest: 0 };
-        Work {
-            tag: Tag { communicator: CommunicatorId::WORLD, sequence: 0 },
-            signature,
-            schedule: Arc::new(schedule),
-            dtype,
-            reduction: Arc::new(Reduction::new(ReduceOp::Sum)),
-            unequal: false,
-            contributions: 2,
-            input: std::ptr::null(),
-            input_count: 0,
-            output: std::ptr::null_mut(),
-            output_count: 0,
-            deadline: Deadline::after(Instant::now(), patience),
-            spoilt: None,
-            keep: None,
-            layout: None,
-        }
-    }
-
-    /// Nothing wakes a rank that has no connection: the deadline itself must.
-    #[test]
-    fn a_deadline_that_passes_while_nothing_moves_is_told_at_once() {
-        let config = EngineConfig { spin: Duration::ZERO, yields: false };
-        let sleeper = Arc::new(Sleeper::new().unwrap());
-        let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
-        engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0, false).unwrap();
-        let patience = Duration::from_millis(100);
-        // The best of some: others run on this machine.
-        let late = (0..5).map(|_| {
-            let since = Instant::now();
-            // SAFETY: nothing is pointed to.
-            let completion = unsafe { engine.submit(receive_from_1(patience), false) };
-            assert!(matches!(engine.wait(&completion, None), Some(Err(Error::Timeout { .. }))));
-            since.elapsed().saturating_sub(patience)
-        });
-        let best = late.min();
-        assert!(best < Some(MAX_SLEEP / 2), "{best:?} late");
-    }
-
-    /// A channel is made when its first message is sent or received, which can be just after the view has ended.
-    #[test]
-    fn a_channel_that_is_made_when_its_view_is_over_takes_nothing() {
-        let config = EngineConfig { spin: Duration::ZERO, yields: false };
-        let sleeper = Arc::new(Sleeper::new().unwrap());
-        let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
-        let (first, second) = (Generation::FIRST, Generation(Generation::FIRST.0 + 1));
-        engine.judge(first, Box::new(|_, _, _| {}));
-        let cause = |text: &str| Error::ViewChanged { generation: first, cause: text.into() };
-        engine.suspend(&cause("one"));
-        engine.suspend(&cause("two"));
-        let submit = |id: CommunicatorId| {
-            engine.add_link(id, [1, 0], [1, 0], 1).unwrap();
-            let work = receive_from_1(Duration::from_secs(60));
-            let work = Work { tag: Tag { communicator: id, sequence: 0 }, ..work };
-            // SAFETY: nothing is pointed to.
-            unsafe { engine.submit(work, false) }.outcome()
-        };
-        assert_eq!(submit(CommunicatorId::point_to_point(first, 1)), Some(Err(cause("one"))));
-        engine.install(second, 2, &[], &[], &cause("next"), config).unwrap();
-        assert_eq!(submit(CommunicatorId::point_to_point(first, 2)), Some(Err(cause("next"))));
-        assert_eq!(submit(CommunicatorId::point_to_point(second, 1)), None);
-    }
-
-    /// Newcomers come in between two steps, where nobody is told to stop. What is done in the view before is over.
-    #[test]
-    fn a_view_that_changes_between_two_steps_is_over_for_what_is_in_flight() {
-        let config = EngineConfig { spin: Duration::ZERO, yields: false };
-        let sleeper = Arc::new(Sleeper::new().unwrap());
-        let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
-        engine.judge(Generation::FIRST, Box::new(|_, _, _| {}));
-        let cause = Error::ViewChanged { generation: Generation::FIRST, cause: "next".into() };
-        engine.install(Generation::FIRST, 2, &[], &[], &cause, config).unwrap();
-        engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0, false).unwrap();
-        // SAFETY: nothing is pointed to.
-        let submit = || unsafe { engine.submit(receive_from_1(Duration::from_secs(60)), false) };
-        let before = submit();
-        assert_eq!(before.outcome(), None);
-        engine.install(Generation(Generation::FIRST.0 + 1), 2, &[], &[], &cause, config).unwrap();
-        for completion in [before, submit()] {
-            assert_eq!(completion.outcome(), Some(Err(cause.clone())));
-        }
-    }
-}
+mod tests;

@@ -27,7 +27,7 @@ mod waits;
 #[cfg(test)]
 mod simulation;
 
-pub use self::core::Now;
+pub use self::core::{Lost, Now};
 pub use completion::Completion;
 pub use engine::{Dial, Engine, EngineConfig, Sleep};
 pub use in_host::{Extent, Layout, MOST_RANKS};

@@ -12,7 +12,7 @@ use super::fleet::news_in_words;
 use super::signal::{Signal, SignalQueue};
 use super::words;
 use crate::bootstrap::{Bind, KeySource, control, given_key, new_key};
-use crate::elastic::RegistryService;
+use crate::elastic::{Owner, RegistryService, StateFile};
 use crate::membership::registry::{Event, Outcome, RegistryConfig};
 use crate::types::{Error, Result};
 
@@ -60,7 +60,9 @@ pub fn serve(service: &Service, say: &mut dyn FnMut(&str)) -> Result<Ending> {
             return Err(Error::environment("a registry that listens at an address needs the job's key", hint));
         }
     };
-    let is_continued = state_file.as_deref().is_some_and(std::path::Path::exists);
+    let file = state_file.clone().map(|file| StateFile::open(file, &key, Owner::Alone)).transpose()?;
+    let is_continued = file.as_ref().is_some_and(StateFile::is_continued);
+    let found = file.as_ref().and_then(StateFile::found).map(str::to_owned);
     // Before there are threads, which inherit what is held back.
     let mut signals = SignalQueue::new(&[Signal::TERM, Signal::INT, Signal::HUP]).map_err(failed)?;
     let wake = Arc::new(control::new_wake().map_err(failed)?);
@@ -71,17 +73,14 @@ pub fn serve(service: &Service, say: &mut dyn FnMut(&str)) -> Result<Ending> {
         let _ = tell.send(event.clone());
         let _ = rustix::io::write(&*bell, &1_u64.to_ne_bytes());
     });
-    let registry = RegistryService::start(config.clone(), key, bind, state_file.clone(), on_event)?;
+    let registry = RegistryService::start(config.clone(), key, bind, file, on_event)?;
     if *verbosity >= words::NORMAL {
-        let continues = if is_continued { ", going on from its state file" } else { "" };
-        say(&format!("the registry listens at {}{continues}", registry.address()));
+        say(&format!("the registry listens at {}", registry.address()));
+        found.iter().for_each(|found| say(found));
     }
     let ending = attend(&events, &wake, &mut signals, is_continued, *verbosity, say);
-    match &ending {
-        Ending::Signal(_) if state_file.is_none() => registry.end("the registry was told to end"),
-        Ending::Signal(_) => {}
-        // What was kept is of no more use, and would be in the way of the next job.
-        Ending::Job(_) => state_file.iter().for_each(|file| drop(std::fs::remove_file(file))),
+    if matches!(ending, Ending::Signal(_)) && state_file.is_none() {
+        registry.end("the registry was told to end");
     }
     Ok(ending)
 }

@@ -130,6 +130,8 @@ struct Shell<'a> {
     remains: BTreeMap<usize, Remains>,
     /// How many of those are kept.
     keep: usize,
+    /// Whether the job begins with one rank.
+    is_alone: bool,
     /// Files of workers that are not started yet.
     logs: BTreeMap<usize, [Log; 2]>,
     /// The folders in which this job has written.
@@ -157,6 +159,7 @@ impl<'a> Shell<'a> {
             workers: BTreeMap::new(),
             remains: BTreeMap::new(),
             keep: REMAINS,
+            is_alone: false,
             logs: BTreeMap::new(),
             folders: BTreeSet::new(),
             console,
@@ -168,6 +171,7 @@ impl<'a> Shell<'a> {
     }
 
     fn begin(mut self, plan: &Plan) -> Cause {
+        self.is_alone = plan.size() == 1;
         self.tell(words::VERBOSE, || format!("running {}", shell_words(&plan.job.command)));
         if let Some(note) = &plan.note {
             self.tell(words::NORMAL, || note.clone());
@@ -577,7 +581,9 @@ impl<'a> Shell<'a> {
         {
             self.tell(words::NORMAL, || format!("{signal}: {hint}"));
         }
-        if self.workers.len() + self.remains.len() == 1 || self.job.verbosity == 0 {
+        // Nobody else's lines are there. One that failed before the others were started is not alone for that.
+        let is_alone = self.is_alone && self.workers.len() + self.remains.len() == 1;
+        if is_alone || self.job.verbosity == 0 {
             return;
         }
         let Some(Remains { tails: [out, err], .. }) = self.remains.get(&rank) else { return };

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::membership::registry::State;
+use crate::membership::registry::{Keeper, Kept, State};
+use crate::types::Generation;
+use crate::wire::handshake::JobDigest;
 use crate::wire::registry::{Slot, Token};
 
 /// The eyes that see all processes at once.
@@ -84,8 +86,9 @@ impl Checks {
                 before.next_slot, state.next_slot
             ));
         }
-        match State::decode(&state.encode()) {
-            Ok(read) if read == *state => {}
+        let kept = file(state);
+        match Kept::decode(&kept.encode()) {
+            Ok(read) if read == kept => {}
             _ => self.fail(format!("a state is not read as it was written: {state:?}")),
         }
         self.stored = Some(state.clone());
@@ -102,4 +105,10 @@ impl Checks {
     pub(super) fn disk(&self) -> Option<&State> {
         self.stored.as_ref()
     }
+}
+
+/// The registry's file with a state in it.
+pub(super) fn file(state: &State) -> Kept {
+    let keeper = Keeper { job: JobDigest([0; 32]), is_launcher: false, pid: 1, host_name: "node".into() };
+    Kept { keeper, before: Generation(0), state: Some(state.clone()) }
 }

@@ -142,8 +142,11 @@ impl World {
     fn registry_notes(&mut self, event: registry::Event) {
         self.trace(|| format!("registry: {event:?}"));
         match event {
-            registry::Event::View { generation, members, counted, .. } => {
+            registry::Event::View { generation, members, counted, gone, broken, .. } => {
                 self.judge.reports.clear();
+                if gone.is_empty() && !broken.is_empty() {
+                    self.mended_after = self.link_broke.take().map(|since| self.now - since);
+                }
                 self.has_waited |= generation == Generation::FIRST && self.now >= 25 * SECOND;
                 self.checks.view("the registry", generation.0, &members, self.shown(generation, counted));
             }

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use super::checks::file;
 use super::plan::{MILLI, Time};
 use super::random::Random;
 use crate::membership::member::{self, Member, MemberConfig};
@@ -248,7 +249,7 @@ impl Large {
                     }
                 }
                 registry::Action::Persist { number, state } => {
-                    let disk = 2 * MILLI + state.encode().len() as Time / 1024 * DISK_PER_KILOBYTE;
+                    let disk = 2 * MILLI + file(&state).encode().len() as Time / 1024 * DISK_PER_KILOBYTE;
                     self.schedule(self.now + disk, Event::Persisted(number));
                 }
                 registry::Action::Close { .. } | registry::Action::LookAtHost { .. } | registry::Action::Event(_) => {}

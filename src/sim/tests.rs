@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::bugs::Bug;
 use super::large::Large;
-use super::plan::Plan;
+use super::plan::{Fault, MILLI, Plan, SECOND};
 use super::world::{Figures, World};
 
 /// How many seeds a run of the tests covers.
@@ -39,6 +39,38 @@ fn whatever_happens_there_is_one_view_and_one_verdict() {
     }
     println!("{seeds} seeds: {sum:?}");
     assert!(failures.is_empty(), "{} seeds fail:\n{}", failures.len(), failures[..failures.len().min(20)].join("\n"));
+}
+
+/// A link breaks once between two that live: it is made again as fast as messages and the disk are, which is much less
+/// than the heartbeat limit, and nobody is lost.
+#[test]
+fn a_link_that_breaks_between_two_that_live_is_made_again_at_once() {
+    let mut longest = 0;
+    for seed in 0..2_000 {
+        let plan = Plan::of(seed);
+        if plan.np < 2 || plan.config.reset_limit.is_some() {
+            continue;
+        }
+        let plan = Plan {
+            faults: vec![(3 * SECOND, Fault::BreakLink)],
+            traps: vec![],
+            last_step: None,
+            slow_messages: 0,
+            stopping: MILLI,
+            quiet: 4 * SECOND,
+            ..plan
+        };
+        let figures = World::new(Instant::now(), seed, plan.clone(), Bug::None, false).run();
+        let figures = figures.unwrap_or_else(|failure| panic!("seed {seed}: {failure}\n{plan:#?}"));
+        let mended_after = figures.mended_after.unwrap_or_else(|| panic!("seed {seed}: it is not made again"));
+        assert_eq!(figures.views, 2, "seed {seed}");
+        // The notice, the suspicion, the question, its answer, the word to stop, the report; the stop, which is now and then
+        // twenty times as long; the disk.
+        let bound = 6 * plan.delay.1 + 20 * plan.stopping + plan.disk + MILLI;
+        assert!(mended_after <= bound, "seed {seed}: {mended_after} us, at most {bound} us\n{plan:#?}");
+        longest = longest.max(mended_after);
+    }
+    println!("within {longest} us");
 }
 
 #[test]

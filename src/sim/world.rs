@@ -54,6 +54,8 @@ pub(super) struct Figures {
     pub(super) time: Time,
     /// How long after the last fault all was well again.
     pub(super) settled_after: Time,
+    /// From the break of a link between two that live to the view that makes it again, which is without a loss.
+    pub(super) mended_after: Option<Time>,
 }
 
 /// A cluster.
@@ -82,6 +84,9 @@ pub(super) struct World {
     is_told: bool,
     /// Whether it had to wait for members to come, as long as they were given.
     pub(super) has_waited: bool,
+    /// When a link between two that live was broken, and how long it then took to make it again.
+    pub(super) link_broke: Option<Time>,
+    pub(super) mended_after: Option<Time>,
     /// How many steps counted when the faults had stopped and all were in one view.
     steady: Option<(u64, u64)>,
 }
@@ -137,6 +142,8 @@ impl World {
             stored_before: None,
             is_told,
             has_waited: false,
+            link_broke: None,
+            mended_after: None,
             steady: None,
         }
     }
@@ -205,6 +212,7 @@ impl World {
         figures.steps = self.checks.counted();
         figures.time = self.now;
         figures.settled_after = self.now - self.plan.quiet;
+        figures.mended_after = self.mended_after;
         let grace = self.plan.config.restart_grace.as_micros() as Time;
         let bound = grace + 2 * self.limit() + 16 * SECOND;
         let is_bound = !self.has_waited && self.plan.last_step.is_none() && figures.views > 0;
@@ -457,6 +465,7 @@ impl World {
             }
             _ => {
                 let generation = self.processes[one].engine.generation;
+                self.link_broke = Some(self.now);
                 let delay = self.delay();
                 self.schedule(delay, Event::LinkLost { process: one, other, generation });
                 // The other end may see nothing of it.

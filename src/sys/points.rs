@@ -11,11 +11,13 @@
 //! | `kill` | the process is gone, as by SIGKILL |
 //! | `stop` | it stands still, as by SIGSTOP, until somebody sends SIGCONT |
 //! | `reset` | its connections break: TCP by a reset in both directions, Unix sockets by their end |
+//! | `unlink` | as `reset`, but for the connection to the registry |
 //! | `tell=PATH` | the thread waits until the fifo at PATH has been opened for writing and closed again |
 //!
 //! Each action first says a line on standard error, `phalanx: at the test point commit: kill`.
 
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,6 +110,7 @@ enum Action {
     Kill,
     Stop,
     Reset,
+    Unlink,
     Tell(PathBuf),
 }
 
@@ -159,8 +162,9 @@ fn parse(text: &str) -> std::result::Result<Plan, String> {
         ("kill", _) => Action::Kill,
         ("stop", _) => Action::Stop,
         ("reset", _) => Action::Reset,
+        ("unlink", _) => Action::Unlink,
         (_, Some(path)) if !path.is_empty() => Action::Tell(path.into()),
-        _ => return Err("the action is kill, stop, reset or tell=PATH".into()),
+        _ => return Err("the action is kill, stop, reset, unlink or tell=PATH".into()),
     };
     Ok(Plan { point, left, action })
 }
@@ -180,6 +184,7 @@ fn pass(point: Point) {
         Action::Kill => "kill",
         Action::Stop => "stop",
         Action::Reset => "reset",
+        Action::Unlink => "unlink",
         Action::Tell(_) => "tell",
     };
     // Whoever listens may be gone; what is to happen happens.
@@ -187,7 +192,8 @@ fn pass(point: Point) {
     match action {
         Action::Kill => signal_self(Signal::KILL),
         Action::Stop => signal_self(Signal::STOP),
-        Action::Reset => break_connections(),
+        Action::Reset => break_connections(None),
+        Action::Unlink => break_connections(registry()),
         Action::Tell(path) => {
             // Opening waits for the writer, reading for its end. A path that is wrong holds nobody up.
             let _ = std::fs::File::open(path).and_then(|mut fifo| fifo.read_to_end(&mut Vec::new()));
@@ -200,15 +206,21 @@ fn signal_self(signal: Signal) {
     let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
 }
 
-/// Breaks every connection of this process; listening sockets stay.
-fn break_connections() {
+/// Where the registry listens that this process talks to.
+fn registry() -> Option<SocketAddr> {
+    std::env::var("PHALANX_REGISTRY").ok()?.parse().ok()
+}
+
+/// Breaks every connection of this process, but for those to one address; listening sockets stay.
+fn break_connections(spared: Option<SocketAddr>) {
     for entry in std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
         let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok()) else { continue };
         // SAFETY: the descriptor was open a moment ago. If its owner has closed it since, the calls below fail, or
         // reach another socket of this process, which is to be broken as well. It is neither closed nor kept.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         // Not a socket, or not a connected one.
-        if rustix::net::getpeername(fd).is_err() {
+        let Ok(peer) = rustix::net::getpeername(fd) else { continue };
+        if spared.is_some() && peer.and_then(|peer| SocketAddr::try_from(peer).ok()) == spared {
             continue;
         }
         match sockopt::socket_domain(fd) {
@@ -257,7 +269,12 @@ mod tests {
         let (far, _) = listener.accept().unwrap();
         // Only one end is of a process that is cut off; this one is both, so the other is kept apart.
         let (one, mut other) = UnixStream::pair().unwrap();
-        break_connections();
+        let spared = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut kept = TcpStream::connect(spared.local_addr().unwrap()).unwrap();
+        break_connections(spared.local_addr().ok());
+        kept.write_all(b"whole").unwrap();
+        break_connections(None);
+        kept.write_all(b"whole").unwrap_err();
         let error = |mut stream: &TcpStream| stream.read(&mut [0]).map_err(|error| error.kind());
         assert!(matches!(error(&near), Ok(0) | Err(_)), "{:?}", error(&near));
         assert!(matches!(error(&far), Ok(0) | Err(_)), "{:?}", error(&far));

@@ -66,6 +66,8 @@ pub struct Options {
     pub np: usize,
     pub max_np: usize,
     pub transport: TransportKind,
+    /// The heartbeat limit, in seconds.
+    pub heartbeat: f64,
     /// Seconds of silence after which a member is out.
     pub evict_silent: Option<f64>,
     /// More of the environment of every worker.
@@ -77,7 +79,7 @@ pub struct Options {
 impl Options {
     pub fn new(np: usize, transport: TransportKind) -> Self {
         let environment = Vec::new();
-        Self { np, max_np: np + 2, transport, evict_silent: None, environment, registry_point: None }
+        Self { np, max_np: np + 2, transport, heartbeat: 0.4, evict_silent: None, environment, registry_point: None }
     }
 }
 
@@ -177,9 +179,10 @@ impl Job {
 
     /// Starts the registry, or starts it again from its file at the same address.
     pub fn start_registry(&mut self, point: Option<&str>) {
-        let Options { np, max_np, evict_silent, .. } = self.options.clone();
+        let Options { np, max_np, evict_silent, heartbeat, .. } = self.options.clone();
         let mut command = command(env!("CARGO_BIN_EXE_phalanx"), &self.place);
-        command.args(["registry", "--listen", &self.address, "--min-np", "1", "--heartbeat", "0.4", "--verbose"]);
+        command.args(["registry", "--listen", &self.address, "--min-np", "1", "--verbose"]);
+        command.args(["--heartbeat", &heartbeat.to_string(), "--name-silent", &heartbeat.max(60.0).to_string()]);
         command.args(["-np", &np.to_string(), "--max-np", &max_np.to_string(), "--elastic-timeout", "50"]);
         command.arg("--state").arg(self.state_file()).env("PHALANX_KEY", &self.key);
         if let Some(seconds) = evict_silent {

@@ -38,7 +38,10 @@ const STATE: usize = 3_500_000;
 enum Harm {
     Kill,
     Stop,
+    /// All its connections break.
     Reset,
+    /// All its connections break but that to the registry: its links to ranks that live.
+    Unlink,
 }
 
 /// What brings a rank to its point.
@@ -119,13 +122,15 @@ fn cells(transport: TransportKind) -> Vec<Cell> {
             Side::Member => &[Victims::First, Victims::Middle, Victims::Last, Victims::Two, Victims::Newcomer],
         };
         for (cause, count) in ways(point) {
-            for harm in [Harm::Kill, Harm::Stop, Harm::Reset] {
+            for harm in [Harm::Kill, Harm::Stop, Harm::Reset, Harm::Unlink] {
                 for &victims in whom {
                     let is_newcomer = victims == Victims::Newcomer;
                     // The first rank brings the state, and takes over nobody's. A newcomer is there after the change
                     // that it asks for; and where a rank is held in an early step it does not come in before.
                     if (point == Point::Loaded && matches!(victims, Victims::First | Victims::Two))
                         || (is_newcomer && matches!(cause, Cause::Join | Cause::QuietFall))
+                        // It has no links.
+                        || (harm == Harm::Unlink && point.side() == Side::Registry)
                     {
                         continue;
                     }
@@ -154,6 +159,10 @@ impl Cell {
         };
         let mut options = Options { max_np: np + 3, ..Options::new(np, transport) };
         options.evict_silent = (harm == Harm::Stop && victims != Victims::Registry).then_some(SILENT);
+        if harm == Harm::Unlink {
+            // Nothing that waits for it is in time.
+            options.heartbeat = 2.0 * PATIENCE.as_secs_f64();
+        }
         options.environment = vec![(BALLAST, STATE.to_string())];
         if cause == Cause::QuietFall {
             // Each rank waits for each other one, so that all miss the one that falls.
@@ -223,7 +232,7 @@ impl Cell {
                 job.listen_for(Duration::from_millis(600));
                 job.signal_registry(Signal::CONT);
             }
-            Harm::Reset => {}
+            Harm::Reset | Harm::Unlink => {}
         }
         if self.cause != Cause::End {
             job.until_together(others);
@@ -240,7 +249,7 @@ impl Cell {
         let is_missed = match harm {
             Harm::Kill => point < Point::View,
             Harm::Stop => point == Point::Dial,
-            Harm::Reset => false,
+            Harm::Reset | Harm::Unlink => false,
         };
         if is_missed && !is_new {
             victims.iter().for_each(|_| others.push(job.add(None, None)));
@@ -279,6 +288,15 @@ impl Cell {
                 if !is_end {
                     job.until_all_go_on(others, 3);
                     job.expect_alive(others);
+                }
+            }
+            Harm::Unlink => {
+                // Both ends of each link live, and know it at once.
+                if !is_end {
+                    let all: Vec<u32> = others.iter().chain(victims).copied().collect();
+                    job.until_together(&all);
+                    job.until_all_go_on(&all, 3);
+                    job.expect_alive(&all);
                 }
             }
             Harm::Reset => {

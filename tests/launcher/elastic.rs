@@ -110,7 +110,7 @@ impl Job {
         Self::in_folder(tempfile::tempdir().expect("a folder"), options)
     }
 
-    fn in_folder(folder: tempfile::TempDir, options: &[&str]) -> Self {
+    pub fn in_folder(folder: tempfile::TempDir, options: &[&str]) -> Self {
         let launcher = start(folder.path(), options);
         Self { launcher, folder, workers: Default::default(), read: String::new() }
     }

@@ -13,10 +13,20 @@ fn all_zero_is_zero() {
 
 #[test]
 fn the_first_rank_that_fails_decides_and_is_quoted() {
+    // Not before the others are there: a rank that was not started needs not be ended.
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let [first, last] = [0, 1].map(|at| fifo(dirs[at].path()));
     let end = ended(script(
         3,
         &[],
-        r#"if [ $PHALANX_RANK = 1 ]; then echo before >&2; echo "the reason" >&2; exit 3; fi; exec sleep 1000"#,
+        &format!(
+            r#"case $PHALANX_RANK in
+            0) echo here > {first};;
+            1) read word < {first}; read word < {last}; echo before >&2; echo "the reason" >&2; exit 3;;
+            2) echo here > {last};;
+            esac
+            exec sleep 1000"#
+        ),
     ));
     assert_eq!(end.code(), Some(3));
     assert!(end.stderr.contains("phalanx: rank 1 exited with code 3 (host localhost, pid "), "{}", end.stderr);

@@ -7,6 +7,7 @@ mod input;
 mod orphans;
 mod output;
 mod plan;
+mod registry_state;
 mod signals;
 mod silence;
 mod support;

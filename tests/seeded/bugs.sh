@@ -276,3 +276,33 @@ change src/executor/core.rs \
     'channel.over = self.is_over(id);' \
     ''
 caught_by '--test elastic' groups::groups_end_when_a_member_is_taken_out
+
+bug keeps-the-fallen-as-peers 'who is not in the next view stays a peer'
+change src/executor/core/views.rs \
+    'if !is_member[slot] {' \
+    'if false {'
+caught_by --lib executor::engine::tests::who_is_not_in_the_next_view_is_lost_to_nobody
+
+bug mends-links-at-the-limit 'a link between two that live is made again after the heartbeat limit'
+change src/membership/registry/links.rs \
+    '<= QUICK && self.links.asked.insert(of)' \
+    '<= 0 && self.links.asked.insert(of)'
+caught_by --lib membership::registry::tests::evidence::a_lost_link_between_two_that_live_is_made_again_at_once_in_a_view_of_the_same_members
+
+bug takes-broken-links 'a connection that was begun before a link was known to be broken is taken for the new one'
+change src/transport/connect/peers.rs \
+    'if hello.generation < peer.since {' \
+    'if false {'
+caught_by --lib transport::connect::tests::a_link_that_is_broken_is_not_made_again_by_who_has_not_heard_that_it_is
+
+bug answers-before-the-disk 'a goodbye is answered before the disk has it'
+change src/membership/registry/evidence.rs \
+    'partition(|(at, _)| *at <= persisted);' \
+    'partition(|(at, _)| *at <= persisted + 1);'
+caught_by --lib membership::registry::tests::restarts::goodbyes_are_answered_when_the_disk_has_them
+
+bug shares-the-state-file 'the file that takes the place of the locked one is not locked'
+change src/elastic/state_file.rs \
+    'rustix::fs::flock(&new, FlockOperation::NonBlockingLockExclusive)?;' \
+    ''
+caught_by --lib elastic::state_file::tests::a_file_has_one_owner_through_all_its_replacements

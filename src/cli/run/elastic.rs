@@ -51,7 +51,8 @@ pub struct ElasticOptions {
     /// How long a rank that is asked to leave may take before it is killed [default: 30].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     leave_grace: Option<Duration>,
-    /// Keep in FILE what the registry needs to go on after it was started again.
+    /// Keep in FILE the job's last view. Its ranks end with the launcher: one that is started again with the same FILE says
+    /// what it found, and begins anew with later views.
     #[arg(long, value_name = "FILE", conflicts_with = "registry")]
     registry_state: Option<PathBuf>,
     /// Start ranks for a registry that runs elsewhere (`phalanx registry`); the key is PHALANX_KEY or PHALANX_KEY_FILE.

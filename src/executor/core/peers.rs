@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 
-use super::{Core, Peer, Queue, Request, frame, hand_over};
+use super::{Core, Lost, Peer, Queue, Request, frame, hand_over};
 use crate::transport::Endpoint;
-use crate::types::{Error, Result, Tag, TransportKind};
+use crate::types::{Error, Generation, Result, Tag, TransportKind};
 use crate::wire::notice::Notice;
 
 /// How many members that it never needed a rank connects to at its end, to tell them what was given up.
 const MOST_TOLD: usize = 32;
 
 impl Core {
-    /// A connection has come into being, or could not.
-    pub fn handle_connection(&mut self, peer: usize, outcome: Result<Box<dyn Endpoint>>) {
+    /// A connection of a generation has come into being, or could not.
+    pub fn handle_connection(&mut self, peer: usize, generation: Generation, outcome: Result<Box<dyn Endpoint>>) {
+        if self.is_outdated(peer, generation) {
+            return;
+        }
         let mut endpoint = match outcome {
             Ok(endpoint) => endpoint,
             Err(error) => return self.handle_no_connection(peer, error),
@@ -87,7 +90,8 @@ impl Core {
         // Dropping the endpoint first gives the memory of everything posted on it back.
         self.peers[peer] = Peer::Gone(detail.clone());
         if let Some(judged) = &self.judged {
-            (judged.on_lost)(judged.generation, peer, detail.clone());
+            let (generation, detail) = (judged.generation, detail.clone());
+            (judged.on_lost)(Lost { generation, slot: peer, detail, is_own: true });
         } else if tell {
             let notice = frame(&Notice::PeerFailed { rank: peer, detail: detail.to_string() }, self.rank);
             for other in 0..self.peers.len() {

@@ -5,14 +5,29 @@
 //! two members of a job share in its lifetime: connections between those who stay outlive the change, and a member that
 //! was removed cannot be taken for the one that came for it.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Core, Peer, Unknown};
 use crate::types::{CommunicatorId, Error, Generation};
 
-/// Hears of lost links, with the view in which each was lost. Called under the engine's lock: it must neither block nor
-/// call the engine.
-pub type OnLost = Box<dyn Fn(Generation, usize, Arc<str>) + Send>;
+/// A link that is lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// The view in which it was lost.
+    pub generation: Generation,
+    /// The slot at its other end.
+    pub slot: usize,
+    /// How, in words.
+    pub detail: Arc<str>,
+    /// Whether it is this rank's own link. Otherwise another rank gave a call up for its link to that slot, and tells
+    /// the registry itself.
+    pub is_own: bool,
+}
+
+/// Hears of lost links. Called under the engine's lock: it must neither block nor call the engine.
+pub type OnLost = Box<dyn Fn(Lost) + Send>;
 
 /// What an elastic world's engine knows more.
 pub(super) struct Judged {
@@ -22,14 +37,26 @@ pub(super) struct Judged {
     pub on_lost: OnLost,
     /// Why the last view that is over ended, and whether that is the present one: the next has not come.
     ended: Option<(Error, bool)>,
+    /// Another rank has told of a link that it lost: this one looks after its own until the view is over, though nothing
+    /// may be in flight, so that the registry hears of whatever is lost.
+    is_looking: Cell<bool>,
     /// Messages for views that were over, dropped.
     pub stale: u64,
+    /// The view with which each peer's link was closed or to be made anew: connections that were made before are not it.
+    since: BTreeMap<usize, Generation>,
 }
 
 impl Core {
     /// From here on the world is an elastic one, in its view `generation`.
     pub fn judge(&mut self, generation: Generation, on_lost: OnLost) {
-        self.judged = Some(Judged { generation, on_lost, ended: None, stale: 0 });
+        self.judged = Some(Judged {
+            generation,
+            on_lost,
+            ended: None,
+            is_looking: Cell::new(false),
+            stale: 0,
+            since: BTreeMap::new(),
+        });
     }
 
     /// Gives up everything in flight, without a word to the others: they are suspended too. Calls fail with `cause`
@@ -39,6 +66,7 @@ impl Core {
             && !matches!(judged.ended, Some((_, true)))
         {
             judged.ended = Some((cause.clone(), true));
+            judged.is_looking.set(false);
         }
         for channel in self.channels.values_mut() {
             channel.over.get_or_insert_with(|| cause.clone());
@@ -48,14 +76,13 @@ impl Core {
         }
     }
 
-    /// The next view begins: peers are the slots below `size`, of which `gone` are out. The links to `broken` are lost
-    /// as one side sees it, though both stay. Returns all such slots, which can be dialled again. Calls on communicators
-    /// of earlier views fail with `cause`, whether or not there was a suspension in between.
+    /// The next view begins, of these members. Whoever else has been a peer is one no more. The links to `broken` are
+    /// lost as one side sees it, though both stay. Returns all such slots, which can be dialled again. Calls on
+    /// communicators of earlier views fail with `cause`, whether or not there was a suspension in between.
     pub fn install(
         &mut self,
         generation: Generation,
-        size: usize,
-        gone: &[usize],
+        members: &[usize],
         broken: &[usize],
         cause: &Error,
     ) -> Vec<usize> {
@@ -64,6 +91,7 @@ impl Core {
         };
         judged.generation = generation;
         judged.ended = Some((cause.clone(), false));
+        judged.is_looking.set(false);
         for (id, channel) in &mut self.channels {
             if id.generations_ahead(generation) < 0 {
                 channel.over.get_or_insert_with(|| cause.clone());
@@ -84,16 +112,19 @@ impl Core {
             tag.communicator.generations_ahead(generation) >= 0
         });
         judged.stale += (before - self.unknown.len()) as u64;
-        if self.peers.len() < size {
-            self.peers.resize_with(size, || Peer::Unconnected);
-        }
+        let size = members.iter().map(|slot| slot + 1).max().unwrap_or(0).max(self.peers.len());
+        self.peers.resize_with(size, || Peer::Unconnected);
+        let mut is_member = vec![false; size];
+        members.iter().for_each(|&slot| is_member[slot] = true);
         let mut again = Vec::new();
         for (slot, peer) in self.peers.iter_mut().enumerate() {
-            if gone.contains(&slot) {
+            if !is_member[slot] {
                 // What it still writes is read by nobody, whatever carries it.
                 *peer = Peer::Gone("it is not a member any more".into());
+                judged.since.remove(&slot);
             } else if slot != self.rank && (matches!(peer, Peer::Gone(_)) || broken.contains(&slot)) {
                 *peer = Peer::Unconnected;
+                judged.since.insert(slot, generation);
                 again.push(slot);
             }
         }
@@ -117,9 +148,23 @@ impl Core {
         let channel = self.channels.get(&communicator).filter(|_| is_present);
         let slot = channel.and_then(|channel| channel.member_named(*rank));
         if let Some(slot) = slot.filter(|slot| *slot != self.rank) {
-            (judged.on_lost)(judged.generation, slot, detail.clone());
+            let is_own = matches!(self.peers[slot], Peer::Gone(_) | Peer::Connected { left: true, .. });
+            (judged.on_lost)(Lost { generation: judged.generation, slot, detail: detail.clone(), is_own });
+            judged.is_looking.set(judged.is_looking.get() || !is_own);
         }
         Error::ViewChanged { generation: judged.generation, cause: cause.to_string().into() }
+    }
+
+    /// Whether links may be lost that nothing in flight would show.
+    pub(super) fn is_looking(&self) -> bool {
+        self.judged.as_ref().is_some_and(|judged| judged.is_looking.get())
+    }
+
+    /// Whether a connection to a peer, or the lack of one, is of a view before the one with which the link was to be made
+    /// anew: what the connector said before it heard of that view.
+    pub(super) fn is_outdated(&self, peer: usize, generation: Generation) -> bool {
+        let since = self.judged.as_ref().and_then(|judged| judged.since.get(&peer));
+        since.is_some_and(|since| generation < *since)
     }
 
     /// Whether a communicator is of a view that is over here. What comes for it is dropped.

@@ -14,7 +14,7 @@ use super::discovery::{self, Answer, Discovery};
 use super::machine::{Exit, Fleet, Limits};
 use super::script::{Printed, Script};
 use crate::bootstrap::{Bind, Introduction, control, new_key};
-use crate::elastic::RegistryService;
+use crate::elastic::{Owner, RegistryService, StateFile};
 use crate::launch::binding;
 use crate::launch::director::Director;
 use crate::launch::environment::JobEnvironment;
@@ -32,7 +32,6 @@ use crate::wire::registry::{ProcessRecord, Slot};
 /// Directs an elastic job.
 pub(in crate::launch) struct FleetDirector<'a> {
     plan: &'a Plan,
-    elastic: &'a Elasticity,
     environment: JobEnvironment,
     fleet: Fleet,
     registry: Option<Registry>,
@@ -70,9 +69,8 @@ struct Asked {
 
 impl<'a> FleetDirector<'a> {
     /// Starts the registry, if it is the launcher's own.
-    pub(in crate::launch) fn new(now: Instant, plan: &'a Plan, elastic: &'a Elasticity) -> Result<Self> {
+    pub(in crate::launch) fn new(now: Instant, plan: &'a Plan, elastic: &Elasticity) -> Result<Self> {
         let mut environment = plan.environment.clone();
-        let is_continued = elastic.state_file.as_deref().is_some_and(std::path::Path::exists);
         let registry = match &elastic.registry {
             Some(address) => {
                 environment.registry = Some(address.clone());
@@ -82,6 +80,7 @@ impl<'a> FleetDirector<'a> {
             }
             None => Some(start_registry(plan, elastic, &mut environment)?),
         };
+        let (registry, found) = registry.unzip();
         let limits = Limits {
             sizes: plan.sizes,
             policy: plan.job.policy,
@@ -91,9 +90,7 @@ impl<'a> FleetDirector<'a> {
             owns_registry: registry.is_some(),
         };
         let mut fleet = Fleet::new(now, limits);
-        if is_continued {
-            fleet.resume();
-        }
+        found.flatten().into_iter().for_each(|found| fleet.warn(found));
         let hosts = elastic.discovery_script.as_ref().map(|script| Asked {
             discovery: Discovery::new(now, elastic.slots_per_host),
             run: None,
@@ -108,11 +105,10 @@ impl<'a> FleetDirector<'a> {
             fleet.set_hosts(now, &plan.hosts, false);
         }
         let (processes, strangers) = (BTreeMap::new(), Vec::new());
-        Ok(Self { plan, elastic, environment, fleet, registry, processes, strangers, hosts })
+        Ok(Self { plan, environment, fleet, registry, processes, strangers, hosts })
     }
 
-    /// The job is over, for this reason. Whoever is a member and not a worker hears it; what was kept for a restart of
-    /// the registry is of no more use.
+    /// The job is over, for this reason. Whoever is a member and not a worker hears it.
     pub(in crate::launch) fn close(self, cause: Cause) {
         let Some(Registry { service, .. }) = self.registry else { return };
         if service.outcome().is_none() {
@@ -122,10 +118,6 @@ impl<'a> FleetDirector<'a> {
                 Cause::Timeout => "the job's time is over",
                 _ => "the launcher ended the job",
             });
-        }
-        drop(service);
-        if let Some(file) = &self.elastic.state_file {
-            let _ = std::fs::remove_file(file);
         }
     }
 
@@ -238,8 +230,13 @@ impl Asked {
     }
 }
 
-/// Starts the registry, and puts what members need to find it into `environment`.
-fn start_registry(plan: &Plan, elastic: &Elasticity, environment: &mut JobEnvironment) -> Result<Registry> {
+/// Starts the registry, and puts what members need to find it into `environment`. Also returns what was found in its
+/// state file, in words.
+fn start_registry(
+    plan: &Plan,
+    elastic: &Elasticity,
+    environment: &mut JobEnvironment,
+) -> Result<(Registry, Option<String>)> {
     let config = elastic.config(plan.sizes);
     let address = plan.job.rendezvous_address;
     if address.is_none() && plan.hosts.iter().any(|host| !host.enter.is_empty()) {
@@ -266,9 +263,11 @@ fn start_registry(plan: &Plan, elastic: &Elasticity, environment: &mut JobEnviro
         // The counter cannot be full: it is read before it is.
         let _ = rustix::io::write(&*bell, &1_u64.to_ne_bytes());
     });
-    let service = RegistryService::start(config, key, &bind, elastic.state_file.clone(), on_event)?;
+    let file = elastic.state_file.clone().map(|file| StateFile::open(file, &key, Owner::Launcher)).transpose()?;
+    let found = file.as_ref().and_then(StateFile::found).map(str::to_owned);
+    let service = RegistryService::start(config, key, &bind, file, on_event)?;
     environment.registry = Some(service.address().into());
-    Ok(Registry { service, news, wake })
+    Ok((Registry { service, news, wake }, found))
 }
 
 impl Director for FleetDirector<'_> {

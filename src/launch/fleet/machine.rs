@@ -177,11 +177,6 @@ impl Fleet {
         }
     }
 
-    /// The job goes on where an earlier launcher left it: its first view was long ago.
-    pub(super) fn resume(&mut self) {
-        self.has_view = true;
-    }
-
     /// Whether workers may still be started.
     pub(super) fn is_hiring(&self) -> bool {
         self.course.cause().is_none() && !self.is_over && !self.is_winding_up

@@ -56,7 +56,8 @@ pub struct Elasticity {
     pub respawn: bool,
     /// How long a worker may take that was asked to leave, before it is killed.
     pub leave_grace: Duration,
-    /// The file in which the registry keeps what it has to know when it is started again.
+    /// The file in which the launcher's registry keeps the view that is, so that a job that is started in its place gives
+    /// no generation twice.
     pub state_file: Option<PathBuf>,
     /// Where a registry listens that runs elsewhere. None: it runs in the launcher.
     pub registry: Option<String>,

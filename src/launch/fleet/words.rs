@@ -95,6 +95,7 @@ pub(in crate::launch) fn news(event: &Event, is_first: bool) -> (u8, String) {
         Event::Registered { slot, process } => (VERBOSE, format!("slot {slot} registered: {process}")),
         Event::Forgotten { slot, detail } => (VERBOSE, format!("slot {slot} is gone before it was a member: {detail}")),
         Event::Away { slot, detail } => (VERBOSE, format!("slot {slot} lost its connection: {detail}")),
+        Event::LinkLost { by, of, detail } => (VERBOSE, format!("slot {by} lost its link to slot {of}: {detail}")),
         Event::Named { slot, detail } => (NORMAL, format!("slot {slot}: {detail}")),
         Event::Left { slot, reason, .. } => (VERBOSE, format!("slot {slot} said goodbye: {reason}")),
         Event::Lost(gone) => (NORMAL, format!("{}: it is out", self::gone(gone))),

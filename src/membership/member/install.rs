@@ -127,6 +127,9 @@ impl Member {
         self.is_suspending = false;
         self.needs_since = None;
         self.stalled_since = None;
+        self.is_link_told = false;
+        self.waits_until = None;
+        self.excused_until = None;
         self.actions.push_back(Action::Install(Box::new(Installation {
             generation,
             slot,

@@ -127,6 +127,13 @@ pub enum Stop {
         /// What it waits for, in words.
         detail: String,
     },
+    /// It stood still for longer than any change may take, and the registry, which can be reached, said nothing.
+    NoView {
+        /// For how long.
+        waited: Duration,
+        /// What it waits for, in words.
+        detail: String,
+    },
     /// What it was told cannot be. A defect.
     Defect {
         /// What.
@@ -157,6 +164,9 @@ impl std::fmt::Display for Stop {
             ),
             Stop::CutOff { away, detail } => {
                 write!(f, "cut off from the registry for {:.1} s: {detail}", away.as_secs_f64())
+            }
+            Stop::NoView { waited, detail } => {
+                write!(f, "the registry said no view within {:.1} s: {detail}", waited.as_secs_f64())
             }
             Stop::Defect { what } => write!(f, "defect in Phalanx: {what}"),
         }
@@ -194,10 +204,16 @@ pub struct Member {
     frozen: Option<Report>,
     /// The members whose links were lost in this view, and how.
     suspects: BTreeMap<Slot, String>,
+    /// Whether another member gave a call of this view up for a lost link of its own.
+    is_link_told: bool,
     /// Since when it has not been able to go on without a word of the registry.
     needs_since: Option<Instant>,
     /// Since when operations have been in flight and none has been begun: what they wait for may never come.
     stalled_since: Option<Instant>,
+    /// Until when the registry waits for more members, as it last said in this view, and some more.
+    waits_until: Option<Deadline>,
+    /// When a registry last answered on a new connection.
+    welcomed: Option<Instant>,
     /// Whether it was said that it is stuck.
     is_stuck_told: bool,
     /// It was stopped itself when it was about to give up: it has until then to reach the registry.
@@ -224,8 +240,11 @@ impl Member {
             is_suspending: false,
             frozen: None,
             suspects: BTreeMap::new(),
+            is_link_told: false,
             needs_since: None,
             stalled_since: None,
+            waits_until: None,
+            welcomed: None,
             is_stuck_told: false,
             excused_until: None,
             leaving: None,
@@ -260,6 +279,12 @@ impl Member {
         self.frozen.is_some()
     }
 
+    /// Whether links are lost in its view. The registry has been told, or is told when it is back, by this member or
+    /// another, and says the next view, or that there is none.
+    pub fn has_lost_links(&self) -> bool {
+        !self.suspects.is_empty() || self.is_link_told
+    }
+
     /// Whether it is over.
     pub fn is_over(&self) -> bool {
         self.is_over
@@ -278,6 +303,7 @@ impl Member {
                 if self.view.is_none() {
                     self.slot = Some(slot);
                 }
+                self.welcomed = Some(now);
                 self.is_welcome();
                 self.beat.get_or_insert(Deadline::after(now, self.interval));
             }
@@ -289,6 +315,7 @@ impl Member {
                 }
             }
             FromRegistry::Waiting { have, need, remaining } => {
+                self.waits_until = Some(Deadline::after(now, remaining.saturating_add(self.slack())));
                 self.actions.push_back(Action::Waiting { have, need, remaining });
             }
             FromRegistry::Evicted { generation, reason } => self.stop(Stop::Evicted { generation, reason }),
@@ -348,6 +375,15 @@ impl Member {
         }
     }
 
+    /// Another member of the view has lost a link, and gave a call up for that. It tells the registry; if it falls before
+    /// it does, the registry hears of that. Both end the view.
+    pub fn handle_link_told(&mut self, now: Instant) {
+        if self.view.is_some() && !self.is_over {
+            self.is_link_told = true;
+            self.needs_since.get_or_insert(now);
+        }
+    }
+
     /// This process's work is done, as that of the others is about to be. [`Action::Stop`] follows.
     pub fn finish(&mut self, now: Instant, reason: &str) {
         self.go(now, true, reason);
@@ -395,7 +431,8 @@ impl Member {
         }
         let leave = self.leaving.as_ref().map(|leaving| leaving.until);
         let admission = self.view.is_none().then(|| Deadline::after(self.began, self.config.patience));
-        [leave, admission, self.beat, self.link.retry(), self.stuck(), self.cut_off()].into_iter().flatten().min()
+        let waits = [self.stuck(), self.cut_off(), self.no_view()];
+        [leave, admission, self.beat, self.link.retry()].into_iter().chain(waits).flatten().min()
     }
 
     /// Time passed.
@@ -412,13 +449,18 @@ impl Member {
             let (was_welcome, detail) = (self.slot.is_some(), self.link.detail().to_string());
             return self.stop(Stop::NotAdmitted { waited, was_welcome, detail });
         }
-        if self.excused_until.is_none() && self.cut_off().is_some_and(|at| at.overdue(now) >= self.interval) {
-            // It was stopped itself, or dialled for long: the registry may be back.
+        let end = self.cut_off().or(self.no_view());
+        if self.excused_until.is_none() && end.is_some_and(|at| at.overdue(now) >= self.interval) {
+            // It was stopped itself, or dialled for long: the registry may be back, or have said something.
             self.excused_until = Some(Deadline::after(now, self.config.last_excuse));
         }
         if is_over(self.cut_off()) {
             let away = self.link.away(now);
             return self.stop(Stop::CutOff { away, detail: self.need() });
+        }
+        if is_over(self.no_view()) {
+            let waited = self.needs_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+            return self.stop(Stop::NoView { waited, detail: self.need() });
         }
         if is_over(self.stuck()) {
             self.is_stuck_told = true;
@@ -452,13 +494,29 @@ impl Member {
         Some(self.excused_until.map_or(at, |excused| at.max(excused)))
     }
 
+    /// When it gives up waiting for the word of a registry that can be reached. The registry ends every change within the
+    /// elastic timeout, counted from when it found what it waits for; that it does not means that it is stopped itself.
+    fn no_view(&self) -> Option<Deadline> {
+        let since = self.needs_since.filter(|_| self.view.is_some() && self.link.away_since().is_none())?;
+        // One that has just come back begins the change anew.
+        let since = self.welcomed.map_or(since, |welcomed| since.max(welcomed));
+        let at = Deadline::after(since, self.elastic_timeout.saturating_add(self.slack()));
+        Some([self.waits_until, self.excused_until].into_iter().flatten().fold(at, Deadline::max))
+    }
+
+    /// How much later than the registry it is. It notices a change up to a heartbeat limit earlier.
+    fn slack(&self) -> Duration {
+        self.heartbeat_limit.saturating_mul(4)
+    }
+
     /// What it needs the registry for, in words.
     fn need(&self) -> String {
         let lost = self.suspects.iter().map(|(slot, detail)| format!("the link to slot {slot} is lost ({detail})"));
         let frozen = (self.frozen.is_some() || self.is_suspending).then(|| "the next view is to come".to_string());
+        let told = self.is_link_told.then(|| "another rank has lost a link".to_string());
         let stalled = (self.needs_since.is_none() && self.stalled_since.is_some())
             .then(|| "its operations do not advance, as of ranks that are cut off".to_string());
-        lost.chain(frozen).chain(stalled).collect::<Vec<_>>().join(", ")
+        lost.chain(told).chain(frozen).chain(stalled).collect::<Vec<_>>().join(", ")
     }
 
     fn send(&mut self, message: ToRegistry) {

@@ -383,3 +383,38 @@ fn it_ends_when_the_registry_says_so() {
         assert_eq!(actions(&mut member), []);
     }
 }
+
+/// The registry can be reached and says nothing: it is stopped. No wait is for ever.
+#[test]
+fn a_wait_for_a_view_ends_though_the_registry_says_nothing() {
+    let (now, mut member) = running();
+    assert!(!member.has_lost_links());
+    member.handle_link_lost(now, 1, "reset");
+    assert!(member.has_lost_links());
+    let at = now + 10 * SECOND;
+    member.handle_message(at, prepare(1));
+    member.handle_suspended(at, 3, false, false);
+    // There are too few members, says the registry, which knows how long it is going to wait.
+    member.handle_message(at, FromRegistry::Waiting { have: 2, need: 3, remaining: 90 * SECOND });
+    actions(&mut member);
+    let end = at + 90 * SECOND + 16 * SECOND;
+    member.handle_timeout(end - SECOND);
+    assert!(!member.is_over());
+    member.handle_timeout(end);
+    let words =
+        "the registry said no view within 116.0 s: the link to slot 1 is lost (reset), the next view is to come";
+    assert_eq!(stopped(&mut member).to_string(), words);
+}
+
+#[test]
+fn one_that_was_stopped_itself_hears_the_registry_before_it_gives_up() {
+    let (now, mut member) = running();
+    member.handle_message(now, prepare(1));
+    member.handle_suspended(now, 3, false, false);
+    let late = now + 3600 * SECOND;
+    member.handle_timeout(late);
+    assert!(!member.is_over());
+    member.handle_message(late, view(2, 3, Members::Change(vec![]), &[0]));
+    member.handle_timeout(late + 3600 * SECOND);
+    assert!(!member.is_over(), "nothing is needed any more");
+}

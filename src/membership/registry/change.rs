@@ -15,6 +15,7 @@ use super::roster::Standing;
 use super::timers::Timer;
 use super::verdict::{Verdict, decide};
 use super::{Action, Event, Outcome, Registry};
+use crate::membership::gathering::list;
 use crate::types::{Deadline, Generation};
 use crate::wire::registry::{FromRegistry, Gone, Members, ProcessRecord, Report, Slot, ViewMessage, Why};
 
@@ -53,10 +54,18 @@ impl Registry {
         if std::mem::replace(&mut change.is_told, true) {
             return;
         }
-        let limit = self.config.heartbeat_limit;
-        self.timers.set(Timer::Overdue, Deadline::after(now, limit + limit / 4));
+        self.members_stop(now);
         let connections = self.slots.members().filter_map(|(_, entry)| entry.connection).collect();
         self.tell_all(connections, FromRegistry::Prepare { generation, gone: self.gone.clone() });
+    }
+
+    /// Members are told to stop, or the first has stopped by itself: from now on the others are waited for.
+    fn members_stop(&mut self, now: Instant) {
+        if self.stopping_since.is_none() {
+            self.stopping_since = Some(now);
+            let limit = self.config.heartbeat_limit;
+            self.timers.set(Timer::Overdue, Deadline::after(now, limit + limit / 4));
+        }
     }
 
     /// A member has stopped.
@@ -79,6 +88,7 @@ impl Registry {
                 // Unasked, by one that was told to stop by this registry before it was started again.
                 self.begin_change(now);
             }
+            self.members_stop(now);
         }
     }
 
@@ -87,10 +97,22 @@ impl Registry {
         self.awaited.remove(&slot);
     }
 
-    /// Names the members that were told to stop and have not reported.
+    /// Names the members that are to stop and have not reported. When they have not for the elastic timeout, the job is
+    /// over: they are not judged to be out, and without them nobody goes on.
     pub(super) fn name_overdue(&mut self, now: Instant) {
-        let Some(change) = self.change.as_ref() else { return };
-        let waited = now.saturating_duration_since(change.since).as_secs_f64();
+        let Some(since) = self.stopping_since.filter(|_| !self.awaited.is_empty()) else { return };
+        let waited = now.saturating_duration_since(since);
+        if waited >= self.config.elastic_timeout {
+            let slots: Vec<Slot> = self.awaited.iter().copied().collect();
+            let (slots, waited) = (list(&slots), waited.as_secs_f64());
+            let reason = format!(
+                "members that the others wait for did not stop within {waited:.0} s, as they were to, though their hosts \
+                 answer: slots {slots}"
+            );
+            return self.finish(now, Outcome::Failed(reason));
+        }
+        self.timers.set(Timer::Overdue, Deadline::after(since, self.config.elastic_timeout));
+        let waited = waited.as_secs_f64();
         for slot in self.awaited.clone() {
             let Some(entry) = self.slots.get_mut(slot).filter(|entry| !entry.is_named) else { continue };
             entry.is_named = true;
@@ -165,7 +187,7 @@ impl Registry {
     }
 
     fn publish(&mut self, now: Instant, counted: u64, order: Vec<Slot>, joined: Vec<Slot>, verdict: String) {
-        let generation = self.generation.map_or(Generation::FIRST, |generation| Generation(generation.0 + 1));
+        let generation = self.generation.map_or(self.first, |generation| Generation(generation.0 + 1));
         let mut gone = std::mem::take(&mut self.gone);
         let left = self.slots.in_order().filter(|(_, entry)| entry.standing == Standing::Left);
         gone.extend(left.map(|(slot, _)| Gone { slot, why: Why::Left, detail: "it said goodbye".into() }));
@@ -199,6 +221,7 @@ impl Registry {
         self.generation = Some(generation);
         self.counted = counted;
         self.change = None;
+        self.stopping_since = None;
         self.is_wanted_told = false;
         for (one, other) in self.links.pairs() {
             self.timers.clear(Timer::Link(one, other));
@@ -286,6 +309,10 @@ impl Registry {
     }
 
     fn nobody_goes_on(&mut self, now: Instant) {
+        if !self.goodbyes.is_empty() {
+            // A registry that dies here and is started again would wait for those that have said goodbye.
+            return;
+        }
         let outcome = match self.gone.first() {
             None => Outcome::Finished,
             Some(gone) => Outcome::Failed(format!("no member is left; the last to be lost: {gone}")),

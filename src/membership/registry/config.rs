@@ -57,7 +57,7 @@ impl RegistryConfig {
             close_grace: Duration::from_millis(30),
             exit_grace: Duration::from_millis(20),
             reset_limit: None,
-            link_limit: 3,
+            link_limit: 4,
             heartbeat_limit: Duration::ZERO,
             restart_grace: Duration::ZERO,
             link_window: Duration::ZERO,

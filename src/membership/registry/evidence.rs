@@ -98,19 +98,17 @@ impl Registry {
         self.timers.set_if_earlier(Timer::Silence(slot), Deadline::after(now, limit - unanswered));
     }
 
-    /// A member said goodbye.
+    /// A member said goodbye. It is answered once the disk knows of it: whoever has the answer may rely on that no later
+    /// registry waits for it.
     pub(super) fn hear_leave(&mut self, slot: Slot, is_done: bool, reason: String) {
+        let is_published = self.is_published(slot);
         let Some(entry) = self.slots.get_mut(slot) else { return };
         match entry.standing {
-            Standing::Newcomer => {
+            Standing::Newcomer if !is_published => {
                 self.tell_slot(slot, FromRegistry::Goodbye);
-                if self.is_published(slot) {
-                    self.lose(slot, Why::Left, &reason);
-                } else {
-                    self.forget(slot, &reason);
-                }
+                self.forget(slot, &reason);
             }
-            Standing::Member => {
+            Standing::Newcomer | Standing::Member => {
                 entry.report = None;
                 self.is_ending |= is_done;
                 self.slots.set_standing(slot, Standing::Left);
@@ -118,13 +116,25 @@ impl Registry {
                     self.timers.clear(timer);
                 }
                 self.awaits_no_more(slot);
-                self.tell_slot(slot, FromRegistry::Goodbye);
                 self.note(Event::Left { slot, is_done, reason });
                 self.persist_soon();
+                // What is on its way to the disk now does not have it.
+                let number = self.persists + u64::from(self.is_unsaved);
+                self.goodbyes.push((number, slot));
             }
+            Standing::Left if self.goodbyes.iter().any(|(_, waiting)| *waiting == slot) => {}
             Standing::Left => self.tell_slot(slot, FromRegistry::Goodbye),
             Standing::Gone => self.ignored += 1,
         }
+    }
+
+    /// Answers the goodbyes that the disk knows of.
+    pub(super) fn answer_goodbyes(&mut self) {
+        let persisted = self.persisted;
+        let (known, waiting) = std::mem::take(&mut self.goodbyes).into_iter().partition(|(at, _)| *at <= persisted);
+        self.goodbyes = waiting;
+        let known: Vec<(u64, Slot)> = known;
+        known.into_iter().for_each(|(_, slot)| self.tell_slot(slot, FromRegistry::Goodbye));
     }
 
     /// A process's connection ended.

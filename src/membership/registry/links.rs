@@ -1,18 +1,23 @@
 //! Links between members that are lost, though nothing else says that a member is.
 //!
 //! A member that loses its link to another says so. Mostly the other is dead, and better evidence follows at once; a link
-//! and a connection to the registry that end together are enough. When nothing else explains it within the heartbeat
-//! limit both live, and the next view, of the same members, has the link made again. Two members for which that was
-//! done again and again are too many: the one that more was complained about goes.
+//! and a connection to the registry that end together are enough. So the other is asked for a sign of life. When it gives
+//! one both live, and the next view, of the same members, has the link made again, at once. A pair whose link was made
+//! again twice a moment ago waits for the heartbeat limit first, as does a member that does not answer though nothing says
+//! that it is gone. Two members for which that was done again and again are too many: the one that more was complained
+//! about goes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::Registry;
 use super::roster::{Entry, Standing};
 use super::timers::Timer;
+use super::{Event, Registry};
 use crate::types::{Deadline, Generation};
-use crate::wire::registry::{MAX_MEMBERS, Slot, Why};
+use crate::wire::registry::{FromRegistry, MAX_MEMBERS, Slot, Why};
+
+/// How often in a row a link is made again at once.
+const QUICK: u32 = 2;
 
 /// The most complaints that are kept: of each member about a few, or of a few about each.
 const MOST_COMPLAINTS: usize = 4 * MAX_MEMBERS;
@@ -22,6 +27,8 @@ const MOST_COMPLAINTS: usize = 4 * MAX_MEMBERS;
 pub(super) struct Links {
     /// In this view: who complained about whom, and when.
     complaints: BTreeMap<(Slot, Slot), Instant>,
+    /// Members that were asked for a sign of life, because somebody lost the link to them.
+    asked: BTreeSet<Slot>,
     /// For each pair: how often in a row a view was made for it, and when last.
     history: BTreeMap<(Slot, Slot), (u32, Instant)>,
     /// How often each was complained about, and when last.
@@ -51,6 +58,7 @@ impl Links {
     /// The next view begins: its links are made anew.
     pub(super) fn settle(&mut self, now: Instant, window: Duration, broken: &[(Slot, Slot)]) {
         self.complaints.clear();
+        self.asked.clear();
         self.history.retain(|_, (_, last)| now.saturating_duration_since(*last) <= window);
         self.counts.retain(|_, (_, last)| now.saturating_duration_since(*last) <= window);
         for pair in broken {
@@ -82,7 +90,7 @@ impl Registry {
             self.ignored += 1;
             return;
         }
-        let Some(other) = self.slots.get(of) else {
+        let Some(other) = self.slots.get(of).cloned() else {
             self.ignored += 1;
             return;
         };
@@ -94,6 +102,7 @@ impl Registry {
                 if self.links.complaints.len() >= MOST_COMPLAINTS || self.links.complaints.contains_key(&(by, of)) {
                     return;
                 }
+                self.note(Event::LinkLost { by, of, detail: detail.into() });
                 self.links.complaints.insert((by, of), now);
                 let window = self.config.link_window;
                 let (count, last) = self.links.counts.entry(of).or_insert((0, now));
@@ -111,11 +120,22 @@ impl Registry {
                 let (one, other) = pair(by, of);
                 let at = Deadline::after(now, self.config.heartbeat_limit);
                 self.timers.set_if_earlier(Timer::Link(one, other), at);
+                if self.links.count(now, window, (one, other)) <= QUICK && self.links.asked.insert(of) {
+                    self.tell_slot(of, FromRegistry::Probe);
+                }
             }
         }
     }
 
-    /// Nothing else explains why two members lost their link: both live. The next view has it made again.
+    /// A member has given a sign of life. If it was asked for one because somebody lost the link to it, both live, and the
+    /// next view is to have the link made again.
+    pub(super) fn answers_suspicion(&mut self, now: Instant, slot: Slot) {
+        if self.links.asked.remove(&slot) {
+            self.begin_change(now);
+        }
+    }
+
+    /// Nothing has explained until now why two members lost their link. The next view has it made again.
     pub(super) fn link_is_broken(&mut self, now: Instant, _one: Slot, _other: Slot) {
         if self.generation.is_some() && self.publication.is_none() {
             self.begin_change(now);

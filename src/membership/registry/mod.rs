@@ -32,6 +32,7 @@ mod change;
 mod config;
 mod evidence;
 mod first;
+mod kept;
 mod lateness;
 mod links;
 mod persistence;
@@ -48,6 +49,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use config::RegistryConfig;
+pub use kept::{Keeper, Kept};
 pub use persistence::{State, StoredMember};
 
 use crate::types::{Deadline, Generation};
@@ -125,6 +127,15 @@ pub enum Event {
     Away {
         /// Its slot.
         slot: Slot,
+        /// How.
+        detail: String,
+    },
+    /// A member lost its link to another.
+    LinkLost {
+        /// Who says so.
+        by: Slot,
+        /// To whom.
+        of: Slot,
         /// How.
         detail: String,
     },
@@ -207,6 +218,8 @@ pub struct Registry {
     began: Instant,
     /// The number of the view that members have; none before the first.
     generation: Option<Generation>,
+    /// The number of the first view.
+    first: Generation,
     counted: u64,
     changes: u64,
     next_slot: Slot,
@@ -215,6 +228,8 @@ pub struct Registry {
     slots: Slots,
     /// The change that is under way.
     change: Option<Change>,
+    /// Since when members of the view have been told to stop, or have stopped by themselves.
+    stopping_since: Option<Instant>,
     /// Who is judged to be out, but still in the view, or in the one that is being published.
     gone: Vec<Gone>,
     /// Members of the view that have not reported.
@@ -237,6 +252,8 @@ pub struct Registry {
     persisted: u64,
     /// Whether something that is worth keeping waits for the disk to be free.
     is_unsaved: bool,
+    /// Goodbyes that are answered once the state with this number is durable.
+    goodbyes: Vec<(u64, Slot)>,
     ignored: u64,
     timers: Timers,
     actions: VecDeque<Action>,
@@ -250,12 +267,14 @@ impl Registry {
         let mut registry = Registry {
             began: now,
             generation: None,
+            first: Generation::FIRST,
             counted: 0,
             changes: 0,
             next_slot: config.np,
             skipped: BTreeSet::new(),
             slots: Slots::default(),
             change: None,
+            stopping_since: None,
             gone: Vec::new(),
             awaited: BTreeSet::new(),
             publication: None,
@@ -268,6 +287,7 @@ impl Registry {
             persists: 0,
             persisted: 0,
             is_unsaved: false,
+            goodbyes: Vec::new(),
             ignored: 0,
             timers: Timers::default(),
             actions: VecDeque::new(),
@@ -329,6 +349,7 @@ impl Registry {
                     // The most frequent message changes nothing; with thousands of members that matters.
                     if let ToRegistry::Heartbeat { progress, is_waiting, .. } = message {
                         self.hear(now, slot);
+                        self.answers_suspicion(now, slot);
                         return self.hear_progress(now, slot, progress, is_waiting);
                     }
                     self.handle_word(now, slot, message);
@@ -341,6 +362,7 @@ impl Registry {
     /// What a registered process says.
     fn handle_word(&mut self, now: Instant, slot: Slot, message: ToRegistry) {
         self.hear(now, slot);
+        self.answers_suspicion(now, slot);
         match message {
             ToRegistry::Suspect { generation, slot: other, detail } => {
                 self.hear_suspicion(now, generation, slot, other, &detail);
@@ -416,6 +438,8 @@ impl Registry {
     pub fn handle_persisted(&mut self, now: Instant, number: u64) {
         self.turn(now);
         self.persisted = self.persisted.max(number);
+        // Before a view in which whoever said goodbye has no connection any more.
+        self.answer_goodbyes();
         if self.publication.as_ref().is_some_and(|publication| publication.number <= number) {
             self.install(now);
         }

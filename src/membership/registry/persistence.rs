@@ -7,8 +7,6 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sha2::{Digest, Sha256};
-
 use super::roster::{Away, Entry, Slots, Standing};
 use super::timers::Timer;
 use super::{Registry, RegistryConfig};
@@ -52,58 +50,32 @@ pub struct State {
     pub broken: Vec<(Slot, Slot)>,
 }
 
-const MAGIC: [u8; 8] = *b"PHALANXR";
-const VERSION: u8 = 1;
-const DIGEST_BYTES: usize = 32;
-
 impl State {
-    /// The state as the bytes of a file: magic, version, fields, digest of all before.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
-        out.push(VERSION);
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
         for number in [self.generation.0, self.counted, self.changes] {
             out.extend(number.to_le_bytes());
         }
         out.push(u8::from(self.is_ending));
-        put_u32(&mut out, self.next_slot);
-        put_u32(&mut out, self.members.len());
+        put_u32(out, self.next_slot);
+        put_u32(out, self.members.len());
         for member in &self.members {
-            put_u32(&mut out, member.slot);
+            put_u32(out, member.slot);
             out.extend(member.token);
-            wire::put_process(&mut out, &member.process);
+            wire::put_process(out, &member.process);
             out.push(u8::from(member.joined.is_some()) | u8::from(member.has_left) << 1);
             out.extend(member.joined.unwrap_or(0).to_le_bytes());
         }
-        put_u32(&mut out, self.gone.len());
-        self.gone.iter().for_each(|gone| wire::put_gone(&mut out, gone));
-        put_u32(&mut out, self.broken.len());
+        put_u32(out, self.gone.len());
+        self.gone.iter().for_each(|gone| wire::put_gone(out, gone));
+        put_u32(out, self.broken.len());
         for (one, other) in &self.broken {
-            put_u32(&mut out, *one);
-            put_u32(&mut out, *other);
+            put_u32(out, *one);
+            put_u32(out, *other);
         }
-        let digest = Sha256::digest(&out);
-        out.extend(digest);
-        out
     }
 
-    /// The state in the bytes of a file.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong with them: not a state, another version, or spoilt.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let fields = bytes.strip_prefix(&MAGIC).ok_or(Malformed("it does not begin like a registry's state"))?;
-        let (&version, _) = fields.split_first().ok_or(Malformed("cut short"))?;
-        if version != VERSION {
-            return Err(Malformed("a state of another version of Phalanx"));
-        }
-        let (body, digest) =
-            bytes.split_at_checked(bytes.len().wrapping_sub(DIGEST_BYTES)).ok_or(Malformed("cut short"))?;
-        if Sha256::digest(body).as_slice() != digest {
-            return Err(Malformed("its digest does not fit: it is cut short or spoilt"));
-        }
-        let input = &mut Input(body.get(MAGIC.len() + 1..).unwrap_or_default());
-        let state = State {
+    pub(super) fn read(input: &mut Input<'_>) -> Result<Self, Malformed> {
+        Ok(State {
             generation: Generation(input.u64()?),
             counted: input.u64()?,
             changes: input.u64()?,
@@ -112,9 +84,7 @@ impl State {
             members: input.list(MAX_MEMBERS, stored_member)?,
             gone: input.list(2 * MAX_MEMBERS, wire::gone)?,
             broken: input.list(usize::MAX, |input| Ok((input.u32()?, input.u32()?)))?,
-        };
-        input.end()?;
-        Ok(state)
+        })
     }
 }
 
@@ -128,6 +98,12 @@ fn stored_member(input: &mut Input<'_>) -> Result<StoredMember, Malformed> {
 }
 
 impl Registry {
+    /// A registry of a job that begins where an earlier one ended at view `before`, all of whose members are gone: no
+    /// generation is given twice.
+    pub fn anew(now: Instant, config: RegistryConfig, before: Generation) -> Self {
+        Registry { first: Generation(before.0 + 1), ..Registry::new(now, config) }
+    }
+
     /// A registry that goes on from a state. It waits for the members to come back.
     pub fn restore(now: Instant, config: RegistryConfig, state: State) -> Self {
         let mut registry = Registry::new(now, config);
@@ -194,46 +170,5 @@ impl Registry {
             gone: gone.clone(),
             broken: broken.clone(),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn state() -> State {
-        let member = |slot, joined, has_left| StoredMember {
-            slot,
-            token: [slot as u8; 16],
-            process: ProcessRecord { pid: 7, host: b"h".to_vec(), host_name: "node".into(), addresses: vec![1, 2] },
-            joined,
-            has_left,
-        };
-        State {
-            generation: Generation(9),
-            counted: 100,
-            changes: 8,
-            is_ending: true,
-            next_slot: 12,
-            members: vec![member(0, None, false), member(3, Some(50), true), member(11, Some(0), false)],
-            gone: vec![Gone { slot: 1, why: Why::Exited, detail: "killed".into() }],
-            broken: vec![(3, 11)],
-        }
-    }
-
-    #[test]
-    fn a_state_is_read_as_it_was_written() {
-        assert_eq!(State::decode(&state().encode()), Ok(state()));
-    }
-
-    #[test]
-    fn a_state_that_is_cut_or_spoilt_anywhere_is_refused() {
-        let bytes = state().encode();
-        for end in 0..bytes.len() {
-            assert!(State::decode(&bytes[..end]).is_err(), "cut at {end}");
-            let mut spoilt = bytes.clone();
-            spoilt[end] ^= 1;
-            assert!(State::decode(&spoilt).is_err(), "spoilt at {end}");
-        }
     }
 }

@@ -78,6 +78,7 @@ impl Registry {
         self.watch(now, slot);
         self.welcome(slot);
         self.catch_up(now, slot, register.resume.map_or(Generation(0), |resume| resume.generation));
+        self.answers_suspicion(now, slot);
     }
 
     /// Says again what a process that comes back may have missed.

@@ -19,7 +19,7 @@ pub(super) enum Timer {
     Exit(Slot),
     /// Other evidence would have explained by now why two members lost their link.
     Link(Slot, Slot),
-    /// Members that were told to stop would have reported by now: those that have not are named.
+    /// Members that were told to stop would have reported by now: those that have not are named, or end the job.
     Overdue,
     /// Newcomers would have made up the fewest members by now.
     Elastic,

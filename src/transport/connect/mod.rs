@@ -195,12 +195,13 @@ struct Counters {
     evicted: AtomicU64,
 }
 
-/// The lanes to a peer and the generation in which both shook hands, or why there are none. Called on the connector's
-/// thread; it must not block.
+/// The lanes to a peer and the generation in which both shook hands, or why there are none in the one that is now.
+/// Called on the connector's thread; it must not block.
 pub type DeliverLanes = Box<dyn Fn(usize, Generation, Result<Vec<Box<dyn Lane>>>) + Send>;
 
-/// The endpoint of a peer, or why there is none. Called on the connector's thread; it must not block.
-pub type DeliverEndpoint = Box<dyn Fn(usize, Result<Box<dyn Endpoint>>) + Send>;
+/// The endpoint of a peer, or why there is none, with the generation as above. Called on the connector's thread; it must
+/// not block.
+pub type DeliverEndpoint = Box<dyn Fn(usize, Generation, Result<Box<dyn Endpoint>>) + Send>;
 
 /// What the thread is asked to do.
 #[derive(Debug)]
@@ -254,7 +255,7 @@ impl Connector {
                 let endpoint = StreamEndpoint::new(lanes, generation, StreamConfig::for_kind(kind));
                 Box::new(endpoint) as Box<dyn Endpoint>
             });
-            deliver(peer, endpoint);
+            deliver(peer, generation, endpoint);
         };
         Self::start_lanes(listeners, config, sleeper, Box::new(wrap))
     }

@@ -24,7 +24,7 @@ use crate::transport::board::Neighbour;
 use crate::transport::lane::Lane;
 use crate::transport::shm::{Pair, ShmLane};
 use crate::transport::tcp::TcpLane;
-use crate::types::{Error, Result};
+use crate::types::{Error, Generation, Result};
 use crate::wire::handshake::{HandshakeError, Hello, Initiator, Purpose, Refusal};
 
 /// How long after a connection was closed on us it is tried again: at first, and at most. The peer may be under a
@@ -45,6 +45,9 @@ const BUSY_PAUSE: Duration = Duration::from_secs(1);
 /// Connections that belong together.
 pub(super) struct Attempt {
     id: u64,
+    /// The generation that both sides say in their handshakes. Either may hear of the next view before the other has its
+    /// end of the link: the link is of this generation all the same, at both ends.
+    generation: Generation,
     deadline: Instant,
     /// Each lane's connection, as far as it exists.
     lanes: Vec<Option<u64>>,
@@ -63,6 +66,8 @@ pub(super) enum State {
 
 pub(super) struct Peer {
     address: PeerAddress,
+    /// The generation with which the link was to be made anew. Earlier attempts are not for it.
+    since: Generation,
     state: State,
     /// Since when and until when this side wants it; `None` unless it was dialled.
     wanted: Option<(Instant, Instant)>,
@@ -79,6 +84,7 @@ impl Peer {
     pub(super) fn new(address: PeerAddress) -> Self {
         Self {
             address,
+            since: Generation(0),
             state: State::Idle,
             wanted: None,
             next_address: 0,
@@ -131,7 +137,7 @@ impl Driver {
             if again.contains(&rank) {
                 let state = std::mem::replace(&mut peer.state, State::Idle);
                 self.abandon(state);
-                peer.wanted = None;
+                (peer.wanted, peer.since) = (None, generation);
             }
             // An attempt that is under way goes on: the other side may have its end of the link already, and links outlive
             // their view. Should the other side be ahead, it says so, and the attempt is made again.
@@ -168,11 +174,12 @@ impl Driver {
         let deadline = peer.wanted.map_or(now, |(_, until)| until);
         let id = u64::from_le_bytes(random().map_err(|error| ("random numbers".into(), error.into()))?);
         let addresses = &peer.address.addresses;
+        let generation = self.identity.generation;
         let same_host = (addresses.host.boot, addresses.host.network) == (own.host.boot, own.host.network);
         let target = addresses.tcp.get(peer.next_address).copied();
         let unix = addresses.unix.clone();
         let lanes = if shm || same_host { 1 } else { self.config.sockets_per_peer };
-        peer.state = State::Dialling(Attempt { id, deadline, lanes: vec![None; lanes.into()] });
+        peer.state = State::Dialling(Attempt { id, generation, deadline, lanes: vec![None; lanes.into()] });
         for lane in 0..lanes {
             let link = match (shm, target) {
                 (true, _) => format!("unix socket of rank {rank}"),
@@ -257,11 +264,16 @@ impl Driver {
         let Some(peer) = self.peers.get_mut(&rank) else {
             return Err(Refusal::UnknownRank { rank: hello.from });
         };
+        if hello.generation < peer.since {
+            // It was let in before this side heard that the link is broken. The other side is about to hear so.
+            let (asked, serving) = (hello.generation.0, self.identity.generation.0);
+            return Err(Refusal::WrongGeneration { asked, serving });
+        }
         match &mut peer.state {
             State::Connected => return Err(Refusal::Busy),
             State::Dialling(_) if own_rank < rank => return Err(Refusal::Busy),
             State::Accepting(attempt) if attempt.id == hello.attempt => {
-                let whole = attempt.lanes.len() == usize::from(lanes);
+                let whole = attempt.lanes.len() == usize::from(lanes) && attempt.generation == hello.generation;
                 return match attempt.lanes.get_mut(usize::from(lane)) {
                     Some(slot @ None) if whole => {
                         *slot = Some(key);
@@ -274,7 +286,8 @@ impl Driver {
         }
         // A newer attempt takes the place of whatever there was: the peer has given its older one up, and our own
         // gives way to a lower rank's.
-        let mut attempt = Attempt { id: hello.attempt, deadline, lanes: vec![None; lanes.into()] };
+        let generation = hello.generation;
+        let mut attempt = Attempt { id: hello.attempt, generation, deadline, lanes: vec![None; lanes.into()] };
         if let Some(slot) = attempt.lanes.get_mut(usize::from(lane)) {
             *slot = Some(key);
         }
@@ -331,20 +344,23 @@ impl Driver {
                 "raise the limit of open files (ulimit -n)",
             )
         });
-        if let Some(peer) = self.peers.get_mut(&rank) {
-            (peer.state, peer.wanted) = (State::Connected, None);
-        }
+        let Some(peer) = self.peers.get_mut(&rank) else { return };
+        peer.wanted = None;
+        let generation = match std::mem::replace(&mut peer.state, State::Connected) {
+            State::Dialling(attempt) | State::Accepting(attempt) => attempt.generation,
+            State::Idle | State::Pausing { .. } | State::Connected => self.identity.generation,
+        };
         self.shared.counters.connected.fetch_add(1, Ordering::Relaxed);
         if let Ok(lanes) = &outcome
             && let Some(first) = lanes.first()
         {
             tracing::debug!(rank, link = %first.link(), lanes = lanes.len(), "connected");
         }
-        self.tell(rank, outcome);
+        self.tell(rank, generation, outcome);
     }
 
-    fn tell(&mut self, rank: usize, outcome: Result<Vec<Box<dyn Lane>>>) {
-        (self.deliver)(rank, self.identity.generation, outcome);
+    fn tell(&mut self, rank: usize, generation: Generation, outcome: Result<Vec<Box<dyn Lane>>>) {
+        (self.deliver)(rank, generation, outcome);
         self.sleeper.kick();
     }
 
@@ -356,7 +372,7 @@ impl Driver {
             let state = std::mem::replace(&mut peer.state, State::Idle);
             self.abandon(state);
         }
-        self.tell(rank, Err(error));
+        self.tell(rank, self.identity.generation, Err(error));
     }
 
     /// A connection of a known peer has ended before it was a lane.

@@ -8,7 +8,7 @@ use super::*;
 use crate::transport::lane::LaneError;
 use crate::transport::listen::ListenConfig;
 use crate::types::{Fault, TransportKind};
-use crate::wire::handshake::{Hello, Initiator, Purpose};
+use crate::wire::handshake::{HandshakeError, Hello, Initiator, Purpose, Refusal};
 
 pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SOON: Duration = Duration::from_secs(20);
@@ -100,7 +100,7 @@ mod conformance {
             change(&mut config);
             let sleeper = Arc::new(Sleeper::new().unwrap());
             let (sender, outcomes) = mpsc::channel();
-            let deliver: DeliverEndpoint = Box::new(move |_, outcome| drop(sender.send(outcome)));
+            let deliver: DeliverEndpoint = Box::new(move |_, _, outcome| drop(sender.send(outcome)));
             let connector = Connector::start(listeners, config, sleeper.clone(), deliver).unwrap();
             sides.push((connector, sleeper, outcomes));
         }
@@ -486,4 +486,70 @@ fn an_attempt_that_is_under_way_outlives_the_beginning_of_a_view() {
     let (peer, lanes) = member.lanes();
     assert_eq!((peer, lanes.len()), (1, 2));
     drop((first, second));
+}
+
+/// Shakes hands as the one that dials. The error is the refusal.
+fn shake(mut stream: &TcpStream, from: u32, generation: u64) -> std::result::Result<(), HandshakeError> {
+    let hello = Hello {
+        job: key().job(),
+        generation: Generation(generation),
+        from,
+        to: 0,
+        purpose: Purpose::Tcp { lane: 0, lanes: 1 },
+        attempt: u64::from(from),
+        nonce: [5; 32],
+    };
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    let mut initiator = Initiator::new(&key(), &hello);
+    while !initiator.is_accepted() {
+        stream.write_all(&initiator.poll_output()).unwrap();
+        let mut bytes = vec![0; initiator.wanted()];
+        stream.read_exact(&mut bytes).unwrap();
+        initiator.handle_input(&bytes)?;
+    }
+    stream.write_all(&initiator.poll_output()).unwrap();
+    Ok(())
+}
+
+/// A member of view 1 has accepted a connection and hears of view 2 before the other end, which has not heard of it,
+/// says hello. Returns in which generation the member takes the connection, or why it does not.
+fn hello_of_a_view_that_is_over(is_broken: bool) -> std::result::Result<Generation, HandshakeError> {
+    let peers: Vec<_> = [1, 2].map(|rank| PeerAddress { rank, addresses: bind(LOCAL).addresses().clone() }).into();
+    let config = ConnectorConfig { elastic: true, ..ConnectorConfig::new(0, Generation(1), key(), peers.clone()) };
+    let listeners = bind(LOCAL);
+    let address = listeners.addresses().tcp[0];
+    let (tell, outcomes) = mpsc::channel();
+    let deliver = Box::new(move |peer, generation, outcome: Result<_>| tell.send((peer, generation, outcome)).unwrap());
+    let connector = Connector::start_lanes(listeners, config, Arc::new(Sleeper::new().unwrap()), deliver).unwrap();
+    let early = TcpStream::connect(address).unwrap();
+    while connector.counters().accepted == 0 {
+        std::thread::yield_now();
+    }
+    let again = if is_broken { vec![1] } else { vec![] };
+    connector.install(NextView { generation: Generation(2), peers, again });
+    // The member has heard of the view when it takes a connection of it.
+    let late = loop {
+        let stream = TcpStream::connect(address).unwrap();
+        if shake(&stream, 2, 2).is_ok() {
+            break stream;
+        }
+    };
+    let next = || outcomes.recv_timeout(SOON).expect("an outcome");
+    assert!(matches!(next(), (2, Generation(2), Ok(_))));
+    shake(&early, 1, 1)?;
+    let (peer, generation, outcome) = next();
+    assert_eq!((peer, outcome.is_ok()), (1, true));
+    drop(late);
+    Ok(generation)
+}
+
+#[test]
+fn a_link_is_of_the_generation_of_its_handshake_at_both_ends() {
+    assert_eq!(hello_of_a_view_that_is_over(false), Ok(Generation(1)));
+}
+
+#[test]
+fn a_link_that_is_broken_is_not_made_again_by_who_has_not_heard_that_it_is() {
+    let refusal = Refusal::WrongGeneration { asked: 1, serving: 2 };
+    assert_eq!(hello_of_a_view_that_is_over(true), Err(HandshakeError { refusal, by_peer: true }));
 }

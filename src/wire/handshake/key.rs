@@ -114,6 +114,14 @@ impl fmt::Debug for JobKey {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct JobDigest(pub [u8; 32]);
 
+/// As people tell jobs apart: `job 09ab12cd`.
+impl fmt::Display for JobDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [one, two, three, four, ..] = self.0;
+        write!(f, "job {one:02x}{two:02x}{three:02x}{four:02x}")
+    }
+}
+
 impl fmt::Debug for JobDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "JobDigest({:02x}{:02x}..)", self.0[0], self.0[1])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,39 @@ def test_a_state_goes_back_to_what_was_saved() -> None:
         state.restore()
         assert (state.part is part, part.value, state.step, state.log) == (True, [1, 2], 5, ["begun", "more"])
         part.value.append(4)
+
+
+def test_a_commit_that_is_given_up_keeps_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Member:
+        """A member whose next boundary ends as it is told."""
+
+        members = (0, 1)
+        end: Exception | None = None
+        joined = False
+
+        def boundary(self) -> Any:
+            if self.end is not None:
+                raise self.end
+            return SimpleNamespace(left=False, joined=self.joined)
+
+    member = Member()
+    monkeypatch.setattr(elastic.state, "_elastic", lambda: member)
+    state = elastic.ObjectState(step=0)
+    state.step = 1
+    state.commit()
+    state.step = 2
+    member.end = phalanx.ViewChangedError("given up")
+    with pytest.raises(phalanx.ViewChangedError):
+        state.commit()
+    # The others may not have come to this commit.
+    state.restore()
+    assert state.step == 1
+    state.step = 3
+    member.end, member.joined = None, True
+    with pytest.raises(elastic.HostsUpdatedInterrupt):
+        state.commit()
+    state.restore()
+    assert state.step == 3
 
 
 def test_which_errors_send_a_function_back_to_its_last_commit() -> None:

@@ -37,8 +37,8 @@ impl Fleet {
             _ => self.say(level, text),
         }
         match event {
-            Event::Registered { .. } | Event::Away { .. } | Event::Named { .. } | Event::Waiting { .. } => {}
-            Event::Ended(Outcome::Failed(_)) => {}
+            Event::Registered { .. } | Event::Away { .. } | Event::LinkLost { .. } | Event::Named { .. } => {}
+            Event::Waiting { .. } | Event::Ended(Outcome::Failed(_)) => {}
             Event::Forgotten { slot, .. } => self.set_standing(*slot, Standing::Unknown),
             Event::Left { slot, is_done, .. } => {
                 self.set_standing(*slot, Standing::Left);

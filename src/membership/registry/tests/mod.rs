@@ -112,6 +112,12 @@ impl Bench {
         self.now = end;
     }
 
+    /// The disk has the state with this number.
+    fn persisted(&mut self, number: u64) {
+        self.registry.handle_persisted(self.now, number);
+        self.drain();
+    }
+
     fn drain(&mut self) {
         while let Some(action) = self.registry.poll_action() {
             match action {

@@ -4,7 +4,7 @@ use super::*;
 
 /// The registry dies, and another begins from what was on the disk; all connections are gone.
 fn restart(bench: Bench) -> Bench {
-    let state = State::decode(&bench.state.expect("a state").encode()).expect("a sound state");
+    let state = bench.state.expect("a state");
     let mut config = RegistryConfig::new(3);
     config.max_np = 4;
     Bench::over(bench.now, Registry::restore(bench.now, config, state))
@@ -112,15 +112,64 @@ fn goodbyes_and_the_end_that_they_announce_are_kept() {
 }
 
 #[test]
-fn goodbyes_are_written_when_the_disk_is_free() {
+fn goodbyes_are_answered_when_the_disk_has_them() {
     let mut bench = Bench::steady(RegistryConfig::new(3));
     bench.is_disk_slow = true;
+    let leave = || ToRegistry::Leave { is_done: true, reason: "done".into() };
     for slot in 0..2 {
-        bench.say(slot, ToRegistry::Leave { is_done: true, reason: "done".into() });
+        bench.say(slot, leave());
     }
     let left = |bench: &Bench| bench.state.iter().flat_map(|state| &state.members).filter(|it| it.has_left).count();
     assert_eq!(left(&bench), 1, "the second waits for the first to be written");
-    bench.registry.handle_persisted(bench.now, 2);
-    bench.drain();
-    assert_eq!(left(&bench), 2);
+    // It asks again over another connection.
+    bench.say(10, register(0, None, resume(0, 1)));
+    bench.say(10, leave());
+    assert_eq!((bench.heard(0), bench.heard(1), bench.heard(10)), (vec![], vec![], vec![]));
+    bench.persisted(2);
+    assert_eq!(bench.heard(10), [FromRegistry::Goodbye]);
+    assert_eq!((left(&bench), bench.heard(1)), (2, vec![]));
+    bench.persisted(3);
+    assert_eq!(bench.heard(1), [FromRegistry::Goodbye]);
+    bench.say(10, leave());
+    assert_eq!(bench.heard(10), [FromRegistry::Goodbye], "it is written already");
+    // The last: the job's end waits for it as well.
+    bench.say(2, leave());
+    assert_eq!((bench.heard(2), bench.registry.outcome()), (vec![], None));
+    bench.persisted(4);
+    assert_eq!(bench.registry.outcome(), Some(&Outcome::Finished));
+    assert_eq!(bench.heard(2)[0], FromRegistry::Goodbye);
+}
+
+#[test]
+fn one_that_leaves_before_its_first_view_is_written_has_left_it() {
+    let mut bench = Bench::new(RegistryConfig::new(2));
+    bench.is_disk_slow = true;
+    bench.say(0, register(0, Some(0), None));
+    bench.say(1, register(1, Some(1), None));
+    bench.say(1, ToRegistry::Leave { is_done: false, reason: "asked to go".into() });
+    assert_eq!(bench.heard(1), []);
+    bench.persisted(1);
+    assert_eq!(bench.heard(1), [], "the view does not say that it left");
+    bench.persisted(2);
+    assert_eq!(bench.heard(1), [FromRegistry::Goodbye]);
+    assert!(bench.state.as_ref().is_some_and(|state| state.members[1].has_left));
+    let heard = bench.heard(0);
+    assert!(matches!(&heard[..], [FromRegistry::View(_), FromRegistry::Prepare { .. }]), "{heard:?}");
+    bench.say(0, report(1, "0"));
+    bench.persisted(3);
+    bench.assert_members(2, &[0]);
+}
+
+#[test]
+fn a_job_that_begins_anew_gives_no_generation_twice() {
+    let now = Instant::now();
+    let mut bench = Bench::over(now, Registry::anew(now, RegistryConfig::new(2), Generation(7)));
+    for number in 0..2 {
+        bench.say(number as u64, register(number, Some(number), None));
+    }
+    let view = bench.view(0);
+    assert_eq!((view.generation, view.counted, view.gone, view.newcomers), (Generation(8), 0, vec![], vec![]));
+    bench.kill(1);
+    bench.say(0, report(8, "0+"));
+    bench.assert_members(9, &[0]);
 }

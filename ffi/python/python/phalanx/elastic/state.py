@@ -55,15 +55,21 @@ class State:
         Every rank must call it at the same place. Raises `HostsUpdatedInterrupt` on every rank when some joined; ends
         this process when it was asked to leave.
         """
-        self.save()
-        self.check_host_updates()
+        self._pass_boundary(saves=True)
 
     def check_host_updates(self) -> None:
         """As `commit`, without saving."""
+        self._pass_boundary(saves=False)
+
+    def _pass_boundary(self, saves: bool) -> None:
         communicator = _elastic()
-        if communicator is None:
+        outcome = None if communicator is None else communicator.boundary()
+        if saves:
+            # Not before all agree that they are here. Were that given up, those that had come so far would otherwise go
+            # back to this commit, and the others to the one before.
+            self.save()
+        if communicator is None or outcome is None:
             return
-        outcome = communicator.boundary()
         self._end_if_left(outcome)
         if outcome.joined:
             raise HostsUpdatedInterrupt
