@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::sys::EventFd;
 use crate::types::Generation;
+use crate::wire::registry::Parting;
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,8 +13,8 @@ pub(super) enum Command {
     Suspect { generation: Generation, slot: usize, detail: Arc<str> },
     /// This member has passed a commit after which all agreed to change the view, and waits.
     Boundary { generation: Generation },
-    /// This member is done, or goes as it was asked to.
-    Leave { why: Arc<str> },
+    /// This member goes, and says this of its work.
+    Leave { parting: Parting, why: &'static str },
     /// The thread is to end as a process does that dies.
     Vanish,
 }

@@ -24,6 +24,7 @@ pub type OnEvent = Box<dyn FnMut(&Event) + Send>;
 
 enum Command {
     Exited { who: Who, how: String },
+    Done,
     Evict { whom: Whom, reason: String },
     End { reason: String },
     Stop,
@@ -94,6 +95,11 @@ impl RegistryService {
         self.command(Command::Exited { who, how: how.into() });
     }
 
+    /// The work of a member that left without a word on it was done, as the launcher saw by how its process ended.
+    pub fn done(&self) {
+        self.command(Command::Done);
+    }
+
     /// A member is to be out.
     pub fn evict(&self, whom: Whom, reason: &str) {
         self.command(Command::Evict { whom, reason: reason.into() });
@@ -162,6 +168,7 @@ impl Service {
             for command in commands {
                 match command {
                     Command::Exited { who, how } => drop(self.registry.handle_exit(now, &who, &how)),
+                    Command::Done => self.registry.handle_done(now),
                     Command::Evict { whom, reason } => drop(self.registry.evict(now, whom, &reason)),
                     Command::End { reason } => self.registry.end(now, &reason),
                     Command::Stop => drop(stop_at.get_or_insert(now + DRAIN_PATIENCE)),

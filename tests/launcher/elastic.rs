@@ -43,8 +43,28 @@ fn member_of_a_job() {
     let mut state = Counter(0);
     let trained = train(&elastic, &mut state, Path::new(&done));
     println!("\ntrained: {trained}");
+    let code = match trained {
+        "evicted" => 5,
+        // As a program does whose `main` returns an error, or nothing, without more words.
+        "error" => {
+            drop(elastic);
+            std::process::exit(1);
+        }
+        "nothing" => {
+            drop(elastic);
+            std::process::exit(0);
+        }
+        "late" => 3,
+        _ => 0,
+    };
     elastic.shutdown();
-    std::process::exit(if trained == "evicted" { 5 } else { 0 });
+    std::process::exit(code);
+}
+
+/// What the files say that a slot is to do.
+fn order(done: &Path, slot: usize) -> Option<&'static str> {
+    let text = std::fs::read_to_string(done.with_file_name(format!("order-{slot}"))).ok()?;
+    ["error", "nothing", "early", "late", "panic"].into_iter().find(|order| *order == text)
 }
 
 fn train(elastic: &phalanx::elastic::Elastic, state: &mut Counter, done: &Path) -> &'static str {
@@ -79,6 +99,11 @@ fn train(elastic: &phalanx::elastic::Elastic, state: &mut Counter, done: &Path) 
         }
         if ASKED.load(Ordering::Relaxed) {
             elastic.request_leave();
+        }
+        match order(done, elastic.slot()) {
+            Some("panic") => panic!("as it was told to"),
+            Some(order) => return order,
+            None => {}
         }
         let hang = done.with_file_name("hang");
         if elastic.slot() == 1 && hang.exists() {
@@ -209,6 +234,117 @@ fn a_worker_that_is_killed_is_replaced() {
 }
 
 #[test]
+fn one_that_fails_is_replaced_whatever_goodbye_it_says() {
+    for (order, code) in [("error", 1), ("panic", 101)] {
+        let mut job = Job::new(&["-np", "3", "--min-np", "1"]);
+        job.wait_for(&[0, 1, 2]);
+        let pid = job.pid(1).as_raw_nonzero();
+        job.write("order-1", order);
+        job.wait_for(&[0, 2, 3]);
+        let end = job.assert_fine();
+        let part = format!("phalanx: slot 1 (host localhost, pid {pid}) exited with code {code}; another is started\n");
+        assert!(end.stderr.contains(&part), "{part:?} in\n{}", end.stderr);
+        assert!(end.stderr.contains("phalanx: view 2: 2 ranks, slots 0, 2: slot 1 left; "), "{}", end.stderr);
+        assert_eq!(end.text().matches("trained: done").count(), 3, "{}", end.text());
+    }
+}
+
+#[test]
+fn one_that_ends_early_and_well_is_done_and_the_others_go_on_without_it() {
+    for order in ["early", "nothing"] {
+        // Though they are fewer than the job would begin with.
+        let mut job = Job::new(&["-np", "3", "--min-np", "3"]);
+        job.wait_for(&[0, 1, 2]);
+        job.write("order-1", order);
+        job.wait_for(&[0, 2]);
+        let end = job.assert_fine();
+        assert!(!end.stderr.contains("another is started"), "{}", end.stderr);
+        assert_eq!(end.text().matches("trained: done").count(), 2, "{}", end.text());
+    }
+}
+
+#[test]
+fn a_failure_after_the_work_was_done_is_the_code_of_the_job() {
+    let mut job = Job::new(&["-np", "2", "--min-np", "1"]);
+    job.wait_for(&[0, 1]);
+    job.write("order-1", "late");
+    job.wait_for(&[0]);
+    let end = job.finish();
+    assert_eq!(end.code(), Some(3), "{}", end.stderr);
+    let part = " exited with code 3 after it had said that its work is done\n";
+    assert!(end.stderr.contains(part) && !end.stderr.contains("another is started"), "{}", end.stderr);
+}
+
+#[test]
+fn members_that_are_all_asked_to_leave_are_no_job_that_is_done() {
+    let mut job = Job::new(&["-np", "2", "--min-np", "1"]);
+    job.wait_for(&[0, 1]);
+    job.signal(1, Signal::TERM);
+    job.wait_for(&[0]);
+    job.signal(0, Signal::TERM);
+    let end = job.launcher.wait();
+    assert_eq!(end.code(), Some(1), "{}\n{}", end.text(), end.stderr);
+    let part = "phalanx: the job ended before its work was done: all members left as they were asked to\n";
+    assert!(end.stderr.contains(part) && !end.stderr.contains("another is started"), "{}", end.stderr);
+}
+
+#[test]
+fn fewer_members_than_the_job_needs_wait_after_one_was_asked_to_leave_too() {
+    let mut job = Job::new(&["-np", "2", "--min-np", "2", "--elastic-timeout", "0.5"]);
+    job.wait_for(&[0, 1]);
+    job.signal(1, Signal::TERM);
+    let end = job.launcher.wait();
+    assert_eq!(end.code(), Some(1), "{}\n{}", end.text(), end.stderr);
+    for part in [
+        "phalanx: 1 rank is there, the job needs 2: waiting for more\n",
+        "phalanx: the job cannot go on: 1 member is left, the job needs 2, and no more came within 0.5 s",
+    ] {
+        assert!(end.stderr.contains(part), "{part:?} in\n{}", end.stderr);
+    }
+}
+
+#[test]
+fn a_list_of_hosts_without_room_is_waited_for_and_then_ends_the_job() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("hosts"), "localhost:2\n").expect("room");
+    let options = ["-np", "2", "--min-np", "2", "--host-discovery-script", "cat hosts", "--elastic-timeout", "2"];
+    let mut job = Job::in_folder(folder, &options);
+    job.wait_for(&[0, 1]);
+    job.write("hosts", "");
+    let end = job.launcher.wait();
+    assert_eq!(end.code(), Some(1), "{}\n{}", end.text(), end.stderr);
+    for part in [
+        "phalanx: host localhost is no longer in the list\n",
+        "phalanx: the list of hosts has room for 0 ranks, the job needs 2: keeping slots 0, 1; without more room the job \
+         ends in 2 s\n",
+        "phalanx: the job cannot go on: for 2 s the list of hosts has had room for 0 ranks, the job needs 2; ending 2 \
+         workers\n",
+    ] {
+        assert!(end.stderr.contains(part), "{part:?} in\n{}", end.stderr);
+    }
+}
+
+#[test]
+fn newcomers_that_fall_as_soon_as_they_have_joined_are_replaced_with_pauses_and_then_no_more() {
+    let mut job = Job::new(&["-np", "2", "--min-np", "1", "--respawn-limit", "2"]);
+    job.wait_for(&[0, 1]);
+    for slot in [2, 3] {
+        job.write(&format!("order-{slot}"), "error");
+    }
+    job.signal(1, Signal::KILL);
+    job.wait_for(&[0]);
+    let mut heard = 0;
+    while heard < 2 {
+        heard += usize::from(job.launcher.line().contains("trained: error"));
+    }
+    let end = job.assert_fine();
+    assert!(end.stderr.contains(" exited with code 1; another is started in 1 s\n"), "{}", end.stderr);
+    let part = " exited with code 1; 2 in a row did not come to work there: no other is started in its place on host \
+                localhost\n";
+    assert!(end.stderr.contains(part), "{}", end.stderr);
+}
+
+#[test]
 fn without_respawn_the_others_go_on() {
     let mut job = Job::new(&["-np", "3", "--min-np", "2", "--no-respawn"]);
     job.wait_for(&[0, 1, 2]);
@@ -313,8 +449,10 @@ fn a_launcher_that_is_asked_to_end_lets_the_workers_finish_their_step() {
     job.wait_for(&[0, 1]);
     job.launcher.signal(Signal::TERM);
     let end = job.launcher.wait();
-    assert_eq!(end.code(), Some(0), "{}\n{}", end.text(), end.stderr);
+    // They have finished a step, not their work.
+    assert_eq!(end.code(), Some(143), "{}\n{}", end.text(), end.stderr);
     assert_eq!(end.text().matches("trained: left").count(), 2, "{}", end.text());
+    assert!(end.stderr.contains("phalanx: the job ended before its work was done"), "{}", end.stderr);
 }
 
 #[test]

@@ -88,6 +88,8 @@ impl<'a> FleetDirector<'a> {
             respawn: elastic.respawn,
             leave_grace: elastic.leave_grace,
             cooldown: elastic.cooldown,
+            respawn_limit: elastic.respawn_limit,
+            elastic_timeout: elastic.elastic_timeout,
             owns_registry: registry.is_some(),
         };
         let mut fleet = Fleet::new(now, limits);
@@ -165,6 +167,11 @@ impl<'a> FleetDirector<'a> {
     }
 
     fn tell_exits(&mut self) {
+        if self.fleet.poll_done()
+            && let Some(registry) = &self.registry
+        {
+            registry.service.done();
+        }
         while let Some(Exit { worker, slot, how }) = self.fleet.poll_exit() {
             let process = self.processes.remove(&worker);
             let who = match (slot, process) {

@@ -124,6 +124,15 @@ pub(super) fn consequence(respawn: bool, rest: Rest, host: &str) -> String {
     }
 }
 
+/// So many workers in a row did not come to work on a slot.
+pub(super) fn given_up(in_a_row: u32, host: &str) -> String {
+    let so_many = match in_a_row {
+        1 => "no worker is".into(),
+        count => format!("{count} in a row did not come to work there: no other is"),
+    };
+    format!("{so_many} started in its place on host {host}")
+}
+
 /// A change of the list of hosts.
 pub(super) fn hosts(change: &Change) -> String {
     match change {

@@ -11,7 +11,7 @@ use super::roster::{Away, Standing};
 use super::timers::Timer;
 use super::{Action, Broken, Event, Registry};
 use crate::types::{Deadline, Generation};
-use crate::wire::registry::{FromRegistry, Gone, Slot, Why};
+use crate::wire::registry::{FromRegistry, Gone, Parting, Slot, Why};
 
 /// The longest time between two askings for a sign of life.
 const LONGEST_ASKING: Duration = Duration::from_secs(10);
@@ -24,6 +24,13 @@ impl Registry {
     pub(super) fn hear(&mut self, now: Instant, slot: Slot) {
         if let Some(entry) = self.slots.get_mut(slot) {
             entry.heard = now;
+        }
+    }
+
+    /// What a member says of the steps that count is for operators alone: verdicts go by reports.
+    pub(super) fn hear_counted(&mut self, slot: Slot, counted: u64) {
+        if let Some(entry) = self.slots.get_mut(slot) {
+            entry.counted = counted;
         }
     }
 
@@ -99,7 +106,7 @@ impl Registry {
     }
 
     /// A member said goodbye.
-    pub(super) fn hear_leave(&mut self, slot: Slot, is_done: bool, reason: String) {
+    pub(super) fn hear_leave(&mut self, slot: Slot, parting: Parting, reason: String) {
         let Some(entry) = self.slots.get_mut(slot) else { return };
         match entry.standing {
             Standing::Newcomer => {
@@ -112,14 +119,14 @@ impl Registry {
             }
             Standing::Member => {
                 entry.report = None;
-                self.is_ending |= is_done;
+                self.is_ending |= parting == Parting::Done;
                 self.slots.set_standing(slot, Standing::Left);
                 for timer in [Timer::Silence(slot), Timer::Exit(slot)] {
                     self.timers.clear(timer);
                 }
                 self.awaits_no_more(slot);
                 self.tell_slot(slot, FromRegistry::Goodbye);
-                self.note(Event::Left { slot, is_done, reason });
+                self.note(Event::Left { slot, parting, reason });
                 self.persist_soon();
             }
             Standing::Left => self.tell_slot(slot, FromRegistry::Goodbye),

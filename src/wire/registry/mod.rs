@@ -125,6 +125,21 @@ pub enum Whom {
     Rank(usize),
 }
 
+/// What a member that goes says of its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Parting {
+    /// It is done, as that of the others is about to be.
+    Done,
+    /// It is not: the member was asked to go, and the others go on.
+    Asked,
+    /// Nothing: how its process ends says whether it is done.
+    Unsaid,
+}
+
+impl Parting {
+    pub(crate) const ALL: [Parting; 3] = [Parting::Done, Parting::Asked, Parting::Unsaid];
+}
+
 /// What members and operators say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToRegistry {
@@ -138,6 +153,8 @@ pub enum ToRegistry {
         progress: u64,
         /// Whether operations are in flight: tells one that waits for others from one that is waited for.
         is_waiting: bool,
+        /// How many steps count as far as it knows: between two views the registry knows no other way.
+        counted: u64,
     },
     /// Its link to another member is lost.
     Suspect {
@@ -152,9 +169,8 @@ pub enum ToRegistry {
     Report(Report),
     /// It goes. From now on the end of its connection is no failure.
     Leave {
-        /// Whether its work is done, as that of the others is about to be; otherwise it was asked to go, and the others
-        /// go on.
-        is_done: bool,
+        /// What that says of its work.
+        parting: Parting,
         /// Why.
         reason: String,
     },

@@ -161,7 +161,7 @@ fn the_view_changes_no_more_often_than_the_limit() {
 #[test]
 fn a_goodbye_changes_nothing_until_somebody_needs_the_one_that_left() {
     let mut bench = Bench::steady(RegistryConfig::new(3));
-    bench.say(1, ToRegistry::Leave { is_done: false, reason: "SIGTERM".into() });
+    bench.say(1, ToRegistry::Leave { parting: Parting::Asked, reason: "SIGTERM".into() });
     assert_eq!(bench.heard(1), [FromRegistry::Goodbye]);
     bench.kill(1);
     assert_eq!((bench.heard(0), bench.lost()), (vec![], vec![]));
@@ -174,7 +174,7 @@ fn a_goodbye_changes_nothing_until_somebody_needs_the_one_that_left() {
 
 #[test]
 fn a_job_whose_members_are_done_finishes_and_waits_for_nobody() {
-    let done = || ToRegistry::Leave { is_done: true, reason: "done".into() };
+    let done = || ToRegistry::Leave { parting: Parting::Done, reason: "done".into() };
     let mut bench = Bench::steady(RegistryConfig { min_np: 3, max_np: 4, ..RegistryConfig::new(3) });
     bench.say(0, done());
     // Nobody joins a job that ends.
@@ -193,7 +193,7 @@ fn a_job_whose_members_are_done_finishes_and_waits_for_nobody() {
 #[test]
 fn the_last_member_that_is_lost_fails_the_job() {
     let mut bench = Bench::steady(RegistryConfig::new(2));
-    bench.say(0, ToRegistry::Leave { is_done: true, reason: "done".into() });
+    bench.say(0, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     bench.kill(1);
     let Some(Outcome::Failed(reason)) = bench.registry.outcome() else { panic!("it goes on") };
     assert_eq!(reason, "no member is left; the last to be lost: slot 1 exited: signal 9");
@@ -228,7 +228,7 @@ fn what_is_of_another_view_or_from_nobody_is_ignored_and_counted() {
     bench.say(0, ToRegistry::Suspect { generation: Generation(0), slot: 1, detail: String::new() });
     bench.say(0, ToRegistry::Suspect { generation: Generation(1), slot: 9, detail: String::new() });
     bench.say(99, report(1, "3"));
-    bench.say(99, ToRegistry::Leave { is_done: false, reason: String::new() });
+    bench.say(99, ToRegistry::Leave { parting: Parting::Asked, reason: String::new() });
     assert_eq!(bench.registry.ignored(), 5);
     assert_eq!((bench.heard(1), bench.registry.status(bench.now).phase), (vec![], Phase::Steady));
 }

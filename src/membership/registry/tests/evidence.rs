@@ -7,12 +7,12 @@ fn suspect(generation: u64, slot: Slot) -> ToRegistry {
 }
 
 fn beat(progress: u64) -> ToRegistry {
-    ToRegistry::Heartbeat { number: 1, progress, is_waiting: false }
+    ToRegistry::Heartbeat { number: 1, progress, is_waiting: false, counted: 0 }
 }
 
 /// A sign of life of one whose operations are in flight.
 fn waits(progress: u64) -> ToRegistry {
-    ToRegistry::Heartbeat { number: 1, progress, is_waiting: true }
+    ToRegistry::Heartbeat { number: 1, progress, is_waiting: true, counted: 0 }
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn a_goodbye_that_the_launcher_overtakes_is_a_goodbye() {
     let mut bench = Bench::steady(RegistryConfig::new(2));
     bench.registry.handle_exit(bench.now, &Who::Process { host: b"h".to_vec(), pid: 101 }, "exit code 0");
     bench.pass(Duration::from_millis(19));
-    bench.say(1, ToRegistry::Leave { is_done: true, reason: "done".into() });
+    bench.say(1, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     bench.close(1, Broken::Closed);
     bench.pass(SECOND);
     assert_eq!(bench.lost(), []);

@@ -102,12 +102,12 @@ fn one_that_is_out_is_out() {
 #[test]
 fn goodbyes_and_the_end_that_they_announce_are_kept() {
     let mut bench = second_view();
-    bench.say(0, ToRegistry::Leave { is_done: true, reason: "done".into() });
+    bench.say(0, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     let mut bench = restart(bench);
     bench.say(22, register(2, None, resume(2, 2)));
     bench.pass(60 * SECOND);
     assert_eq!(bench.lost(), []);
-    bench.say(22, ToRegistry::Leave { is_done: true, reason: "done".into() });
+    bench.say(22, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     assert_eq!(bench.registry.outcome(), Some(&Outcome::Finished));
 }
 
@@ -116,7 +116,7 @@ fn goodbyes_are_written_when_the_disk_is_free() {
     let mut bench = Bench::steady(RegistryConfig::new(3));
     bench.is_disk_slow = true;
     for slot in 0..2 {
-        bench.say(slot, ToRegistry::Leave { is_done: true, reason: "done".into() });
+        bench.say(slot, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     }
     let left = |bench: &Bench| bench.state.iter().flat_map(|state| &state.members).filter(|it| it.has_left).count();
     assert_eq!(left(&bench), 1, "the second waits for the first to be written");
