@@ -28,7 +28,7 @@ use crate::launch::course::{Course, Turn};
 use crate::launch::hosts::Host;
 use crate::launch::signal::Signal;
 use crate::launch::supervise::{Action, Cause, Event, Notice, Policy};
-use crate::launch::words::{ALWAYS, NORMAL, VERBOSE, plural};
+use crate::launch::words::{ALWAYS, NORMAL, UNDONE, VERBOSE, plural};
 use crate::wire::registry::{Parting, Slot};
 
 /// What the machine is held to.
@@ -171,6 +171,8 @@ pub(super) struct Fleet {
     short_until: Option<Instant>,
     /// When those that the job's end leaves without work are asked to end.
     ask_at: Option<Instant>,
+    /// How the processes in slots ended.
+    endings: BTreeMap<Slot, String>,
     exits: VecDeque<Exit>,
     actions: VecDeque<Action>,
 }
@@ -199,6 +201,7 @@ impl Fleet {
             kept: Vec::new(),
             short_until: None,
             ask_at: None,
+            endings: BTreeMap::new(),
             exits: VecDeque::new(),
             actions: VecDeque::new(),
         }
@@ -394,15 +397,11 @@ impl Fleet {
 
     /// Once nobody is left, and nobody said that the work is done: all left as they were asked to.
     fn tell_if_undone(&mut self) {
-        let is_asked_to_end = matches!(self.course.cause(), Some(Cause::Signal(_)));
-        let has_ended = self.is_over && (self.course.cause().is_none() || is_asked_to_end);
-        if has_ended && self.workers.is_empty() && !self.is_done && self.late_failure.is_none() && !self.ended_badly {
-            if !std::mem::replace(&mut self.is_undone_told, true) {
-                self.say(
-                    ALWAYS,
-                    "the job ended before its work was done: all members left as they were asked to".into(),
-                );
-            }
+        let is_ending_well = matches!(self.course.cause(), None | Some(Cause::Signal(_)));
+        let has_failed = self.late_failure.is_some() || self.ended_badly;
+        let is_undone = self.is_over && is_ending_well && self.workers.is_empty() && !self.is_done && !has_failed;
+        if is_undone && !std::mem::replace(&mut self.is_undone_told, true) {
+            self.say(ALWAYS, UNDONE.into());
         }
     }
 

@@ -193,6 +193,12 @@ impl Registry {
         self.lose(slot, Why::Exited, &how);
     }
 
+    /// The first view without a member that is judged to be out now.
+    pub(super) fn next_without(&self) -> Generation {
+        let newest = self.publication.as_ref().map(|publication| publication.generation).or(self.generation);
+        Generation(newest.map_or(0, |generation| generation.0) + 1)
+    }
+
     /// A process is out. A member goes with the next view; one that waited is forgotten.
     pub(super) fn lose(&mut self, slot: Slot, why: Why, detail: &str) {
         let is_published = self.is_published(slot);
@@ -207,7 +213,7 @@ impl Registry {
         entry.away = None;
         let reason = format!("{}: {detail}", why.name());
         if let Some(connection) = self.slots.unbind(slot) {
-            let generation = self.generation.unwrap_or(Generation(0));
+            let generation = self.next_without();
             if why != Why::Left {
                 self.tell(connection, FromRegistry::Evicted { generation, reason: reason.clone() });
             }
@@ -220,7 +226,7 @@ impl Registry {
             entry.report = None;
         }
         self.slots.set_standing(slot, Standing::Gone);
-        self.out.insert(slot, reason);
+        self.out.insert(slot, (self.next_without(), reason));
         while self.out.len() > MOST_REMEMBERED {
             self.out.pop_first();
         }

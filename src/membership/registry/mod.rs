@@ -230,8 +230,8 @@ pub struct Registry {
     /// Whether the members of this view were told that a change is wanted.
     is_wanted_told: bool,
     links: Links,
-    /// Who is out for good, for the words that they are told.
-    out: BTreeMap<Slot, String>,
+    /// Who is out for good, with the first view without it and the words that it is told.
+    out: BTreeMap<Slot, (Generation, String)>,
     /// How many states were handed out, and how many are durable.
     persists: u64,
     persisted: u64,

@@ -250,7 +250,16 @@ pub struct Gone {
 
 impl fmt::Display for Gone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "slot {} {}: {}", self.slot, self.why.name(), self.detail)
+        let Gone { slot, why, detail } = self;
+        match why {
+            Why::Left => write!(f, "slot {slot} left"),
+            // One death has two witnesses, and the faster is heard.
+            Why::Exited | Why::Closed | Why::Missing => write!(f, "slot {slot} is gone: {detail}"),
+            Why::Unreachable => write!(f, "slot {slot} is unreachable: {detail}"),
+            Why::Silent => write!(f, "slot {slot} is silent: {detail}"),
+            Why::Evicted => write!(f, "slot {slot} was evicted: {detail}"),
+            Why::Link | Why::Defect => write!(f, "slot {slot} is out: {detail}"),
+        }
     }
 }
 
@@ -310,7 +319,7 @@ pub enum FromRegistry {
     View(ViewMessage),
     /// The receiver is out. Nothing it says counts any more.
     Evicted {
-        /// The view that it was in at last.
+        /// The first view without it, or the one that the others are at.
         generation: Generation,
         /// Why.
         reason: String,

@@ -45,17 +45,17 @@ def _check_process(communicator: Communicator) -> None:
 
 
 def _end() -> None:
-    """The interpreter ends. A member of an elastic job whose training function has not returned says goodbye alone: its exit
-    code, which nobody knows here, is going to tell whether its work is done."""
+    """The interpreter ends. A member of an elastic job whose training function has not returned says goodbye alone: its
+    exit code, which nobody knows here, is going to tell whether its work is done."""
     _leave(is_done=not isinstance(_world, ElasticCommunicator) or _world.is_done)
 
 
 def shutdown() -> None:
     """Waits for what is in flight and says goodbye to the other ranks. Does nothing where there is nothing to do.
 
-    In an elastic job it says as well that this rank's work is done, unless an exception is under way, as in a `finally`.
-    Called at the interpreter's end too; then it says so when the function under `elastic.run` has returned. Where a rank
-    has not said so, its exit code does.
+    In an elastic job it says as well that this rank's work is done, unless an exception is under way, as in a
+    `finally`. Called at the interpreter's end too; then it says so when the function under `elastic.run` has returned.
+    Where a rank has not said so, its exit code does.
     """
     _leave(is_done=sys.exc_info()[0] is None)
 

@@ -18,7 +18,7 @@
 
 use std::time::Instant;
 
-use super::{AT_WORK, Exit, Fleet, Life, Standing, Worker};
+use super::{AT_WORK, Exit, Fleet, Life, REMEMBERED, Standing, Worker};
 use crate::launch::fleet::health::Rest;
 use crate::launch::fleet::hosts::After;
 use crate::launch::fleet::{Sizes, words};
@@ -34,7 +34,14 @@ impl Fleet {
         worker.life = Life::Ended;
         worker.end = Some((cause, is_success));
         worker.kill_at = None;
-        self.exits.push_back(Exit { worker: id, slot: worker.slot, how: how(cause) });
+        let how = format!("it {}", how(cause));
+        if let Some(slot) = worker.slot {
+            self.endings.insert(slot, how.clone());
+            while self.endings.len() > REMEMBERED {
+                self.endings.pop_first();
+            }
+        }
+        self.exits.push_back(Exit { worker: id, slot: worker.slot, how });
     }
 
     /// Decides what a worker's end means, as soon as that can be known.

@@ -29,7 +29,7 @@ impl Fleet {
 
     /// The registry said something.
     pub(in crate::launch::fleet) fn handle_news(&mut self, now: Instant, event: &Event) {
-        let (level, text) = words::news(event, !self.has_view);
+        let (level, text) = words::news(&self.with_causes(event), !self.has_view);
         match event {
             // A worker that failed was named when it did.
             Event::Lost(gone) if self.is_ended(gone.slot) => self.say(VERBOSE, text),
@@ -56,6 +56,22 @@ impl Fleet {
             Event::Ended(Outcome::Finished) => self.on_finished(now),
         }
         self.advance(now);
+    }
+
+    /// The same, with what the launcher saw of processes whose connections were seen to end first.
+    fn with_causes(&self, event: &Event) -> Event {
+        let mut event = event.clone();
+        let gone = match &mut event {
+            Event::Lost(gone) => std::slice::from_mut(gone),
+            Event::View { gone, .. } => &mut gone[..],
+            _ => &mut [],
+        };
+        for gone in gone.iter_mut().filter(|gone| gone.why == Why::Closed) {
+            if let Some(how) = self.endings.get(&gone.slot) {
+                gone.detail.clone_from(how);
+            }
+        }
+        event
     }
 
     fn is_ended(&mut self, slot: Slot) -> bool {

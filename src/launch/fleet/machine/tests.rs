@@ -102,8 +102,7 @@ impl Bench {
 
     fn view(&mut self, members: &[Slot], gone: &[Slot], joined: &[Slot]) {
         self.generation += 1;
-        let out =
-            |slot: &Slot| Gone { slot: *slot, why: Why::Exited, detail: "was ended by signal 9 (SIGKILL)".into() };
+        let out = |slot: &Slot| Gone { slot: *slot, why: Why::Closed, detail: "its connection ended".into() };
         let gone: Vec<Gone> = gone.iter().map(out).collect();
         gone.iter().for_each(|gone| self.news(News::Lost(gone.clone())));
         self.news(News::View {
@@ -187,7 +186,7 @@ fn the_first_members_come_first_and_then_as_many_as_there_is_room_for() {
     assert_eq!(bench.exits, []);
     bench.pass(SECOND);
     assert_eq!(bench.start(), [5]);
-    assert_eq!(bench.exits, [Exit { worker: 3, slot: None, how: "was ended by signal 9 (SIGKILL)".into() }]);
+    assert_eq!(bench.exits, [Exit { worker: 3, slot: None, how: "it was ended by signal 9 (SIGKILL)".into() }]);
     assert_eq!((bench.fleet.label(5), bench.fleet.name(5)), (5, "slot 5".into()));
 }
 
@@ -197,12 +196,14 @@ fn a_member_that_falls_is_told_and_replaced_at_once() {
     let ending = Ending::Signal(Signal::KILL);
     bench.fleet.handle_event(bench.now, Event::Ended { rank: 1, ending });
     bench.nothing();
-    assert_eq!(bench.exits, [Exit { worker: 1, slot: Some(1), how: "was ended by signal 9 (SIGKILL)".into() }]);
+    assert_eq!(bench.exits, [Exit { worker: 1, slot: Some(1), how: "it was ended by signal 9 (SIGKILL)".into() }]);
     bench.gone(1);
     assert_eq!(bench.start(), [3], "once nothing of it is left");
     assert!(bench.was_said("slot 1 (host a, pid 101) was ended by signal 9 (SIGKILL); another is started"));
     bench.view(&[0, 2], &[1], &[]);
-    assert!(bench.was_said("view 2: 2 ranks, slots 0, 2: slot 1 was ended by signal 9 (SIGKILL); held up for 3.0 ms"));
+    assert!(bench.was_said(
+        "view 2: 2 ranks, slots 0, 2: slot 1 is gone: it was ended by signal 9 (SIGKILL); held up for 3.0 ms"
+    ));
     bench.register(3, 3);
     bench.view(&[0, 2, 3], &[], &[3]);
     assert!(bench.was_said("view 3: 3 ranks, slots 0, 2, 3: slot 3 joined; held up for 3.0 ms"));
@@ -428,10 +429,10 @@ fn a_job_that_cannot_go_on_has_the_code_of_the_first_that_failed_after_the_last_
     bench.end(0, 7);
     bench.gone(0);
     bench.news(News::Waiting { have: 1, need: 2 });
-    bench.news(News::Ended(Outcome::Failed("1 members are left, the job needs 2".into())));
+    bench.news(News::Ended(Outcome::Failed("1 member is left, the job needs 2".into())));
     bench.nothing();
     assert!(bench.was_said("1 rank is there, the job needs 2: waiting for more"));
-    assert!(bench.was_said("the job cannot go on: 1 members are left, the job needs 2"));
+    assert!(bench.was_said("the job cannot go on: 1 member is left, the job needs 2"));
     bench.pass(LAST_WORDS);
     assert_eq!(bench.actions(), [term(1)], "after it could say what it heard");
     bench.end(1, 1);
@@ -601,7 +602,7 @@ fn one_that_is_judged_to_be_out_ends_or_comes_again() {
     let out = |slot, why| News::Lost(Gone { slot, why, detail: "no sign of life for 9.0 s".into() });
     bench.news(out(1, Why::Silent));
     bench.news(out(2, Why::Silent));
-    assert!(bench.was_said("slot 1 silent: no sign of life for 9.0 s: it is out"));
+    assert!(bench.was_said("slot 1 is silent: no sign of life for 9.0 s"));
     // It was let go on, and comes as somebody new.
     bench.register(2, 3);
     bench.pass(GRACE);

@@ -196,7 +196,7 @@ fn the_last_member_that_is_lost_fails_the_job() {
     bench.say(0, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     bench.kill(1);
     let Some(Outcome::Failed(reason)) = bench.registry.outcome() else { panic!("it goes on") };
-    assert_eq!(reason, "no member is left; the last to be lost: slot 1 exited: signal 9");
+    assert_eq!(reason, "no member is left; the last to be lost: slot 1 is gone: signal 9");
 }
 
 #[test]

@@ -25,8 +25,10 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
 
     The state is brought to the ranks that lack it first. When ranks join, the function is called again on all of them,
     with the state as it is; when a step was given up on all of them, with the state of the last commit. A rank that is
-    sent SIGTERM ends its step, leaves at the next commit, and exits with code 0. One whose function has returned is done,
-    one that ends otherwise is judged by its exit code: 0 is done, and with another one it has failed, and is replaced.
+    sent SIGTERM ends its step, leaves at the next commit, and exits with code 0.
+
+    A rank whose function has returned is done. One that ends otherwise is judged by its exit code: with 0 it is done, with
+    another one it has failed, and is replaced.
 
     Nothing that needs other ranks may be called before it in the program.
     """
