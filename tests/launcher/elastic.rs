@@ -563,14 +563,14 @@ fn two_launchers_share_a_registry_that_is_killed_and_started_again() {
         Started::of(command)
     };
     let mut launchers = [launch(), launch()];
-    let wait_for = |launchers: &mut [Started; 2], with: &str| {
-        for launcher in launchers {
-            for _ in 0..2 {
-                while !launcher.line().contains(with) {}
-            }
+    let mut slots = Vec::new();
+    for launcher in &mut launchers {
+        for _ in 0..2 {
+            let line =
+                std::iter::repeat_with(|| launcher.line()).find(|line| line.contains(" with 4,")).expect("a line");
+            slots.push(line.split_once("trains: ").and_then(|(_, text)| text.chars().next()).expect("a slot"));
         }
-    };
-    wait_for(&mut launchers, " with 4,");
+    }
     serving.signal(Signal::KILL);
     serving.wait_status();
     assert!(Path::new(&registry.state).exists());
@@ -583,14 +583,30 @@ fn two_launchers_share_a_registry_that_is_killed_and_started_again() {
     let status = phalanx(&["status", "--registry", &address], &[("PHALANX_KEY_FILE", &registry.key)]);
     assert!(status.text().contains("view 1: 4 ranks"), "{}\n{}", status.text(), status.stderr);
     std::fs::write(path("done"), "").expect("room");
-    for launcher in launchers {
+    for (launcher, slots) in launchers.into_iter().zip(slots.chunks(2)) {
         let end = launcher.wait();
         assert_eq!(end.code(), Some(0), "{}\n{}", end.text(), end.stderr);
-        assert_eq!(end.text().matches("trained: done").count(), 2, "{}", end.text());
+        // Lines stand behind slots, as with a registry of the launcher's own.
+        for slot in slots {
+            assert!(end.text().contains(&format!("[{slot}] trained: done\n")), "{slot} in {}", end.text());
+        }
     }
     let mut again = again;
     assert_eq!(again.wait_status().code(), Some(0));
     assert!(!Path::new(&registry.state).exists(), "it is of no more use");
+}
+
+#[test]
+fn a_registry_that_is_not_there_is_told() {
+    let mut command = run(&["-np", "2", "--registry", "127.0.0.1:1", "true"]);
+    command.env("PHALANX_KEY", "ab".repeat(32));
+    let end = ended(command);
+    assert_eq!(end.code(), Some(1), "{}", end.stderr);
+    assert!(
+        end.stderr.contains("phalanx: no worker took part in a job: the registry cannot be reached"),
+        "{}",
+        end.stderr
+    );
 }
 
 #[test]
@@ -602,6 +618,7 @@ fn what_does_not_go_together_is_said() {
         (&["-np", "2", "--min-np", "1", "--compat", "torch", "true"][..], "WORLD_SIZE"),
         (&["-np", "2", "-H", "localhost", "--host-discovery-script", "x", "true"][..], "cannot be used with"),
         (&["-np", "2", "--registry", "x:1", "--reset-limit", "1", "true"][..], "cannot be used with"),
+        (&["-np", "2", "--respawn-limit", "0", "true"][..], "--no-respawn"),
     ] {
         let end = ended(run(arguments));
         assert_eq!(end.code(), Some(2), "{arguments:?}: {}", end.stderr);

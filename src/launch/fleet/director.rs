@@ -13,7 +13,8 @@ use super::Elasticity;
 use super::discovery::{self, Answer, Discovery};
 use super::machine::{Exit, Fleet, Limits};
 use super::script::{Printed, Script};
-use crate::bootstrap::{Bind, Introduction, control, new_key};
+use super::watch::Watch;
+use crate::bootstrap::{Bind, Introduction, Variables, control, new_key, settings};
 use crate::elastic::RegistryService;
 use crate::launch::binding;
 use crate::launch::director::Director;
@@ -36,6 +37,8 @@ pub(in crate::launch) struct FleetDirector<'a> {
     environment: JobEnvironment,
     fleet: Fleet,
     registry: Option<Registry>,
+    /// The registry, when it runs elsewhere.
+    watch: Option<Watch>,
     /// Of workers that run, the process and its host's identity.
     processes: BTreeMap<usize, Process>,
     /// Who registered, and is not known to be a worker yet.
@@ -73,11 +76,13 @@ impl<'a> FleetDirector<'a> {
     pub(in crate::launch) fn new(now: Instant, plan: &'a Plan, elastic: &'a Elasticity) -> Result<Self> {
         let mut environment = plan.environment.clone();
         let is_continued = elastic.state_file.as_deref().is_some_and(std::path::Path::exists);
+        let mut watch = None;
         let registry = match &elastic.registry {
             Some(address) => {
                 environment.registry = Some(address.clone());
                 environment.key = std::env::var("PHALANX_KEY").ok();
                 environment.key_file = std::env::var("PHALANX_KEY_FILE").ok();
+                watch = Some(Watch::start(address, settings(&Variables::of_process())?.key)?);
                 None
             }
             None => Some(start_registry(plan, elastic, &mut environment)?),
@@ -110,7 +115,7 @@ impl<'a> FleetDirector<'a> {
             fleet.set_hosts(now, &plan.hosts, false);
         }
         let (processes, strangers) = (BTreeMap::new(), Vec::new());
-        Ok(Self { plan, elastic, environment, fleet, registry, processes, strangers, hosts })
+        Ok(Self { plan, elastic, environment, fleet, registry, watch, processes, strangers, hosts })
     }
 
     /// The job is over, for this reason. Whoever is a member and not a worker hears it; what was kept for a restart of
@@ -146,6 +151,27 @@ impl<'a> FleetDirector<'a> {
         self.tell_exits();
     }
 
+    /// Hears of a registry that runs elsewhere.
+    fn take_seen(&mut self, now: Instant) {
+        let Some(seen) = self.watch.as_ref().and_then(Watch::take) else { return };
+        match seen {
+            Ok(there) => {
+                self.fleet.handle_reached(now);
+                // Those of other hosts are other launchers'.
+                let is_here = |record: &ProcessRecord| self.processes.values().any(|it| it.host == record.host);
+                self.strangers = there.into_iter().filter(|(_, record)| is_here(record)).collect();
+                self.recognise();
+                self.strangers.clear();
+                if let Some(watch) = &self.watch
+                    && self.processes.keys().all(|worker| self.fleet.slot(*worker).is_some())
+                {
+                    watch.rest();
+                }
+            }
+            Err(what) => self.fleet.handle_unreached(now, what),
+        }
+    }
+
     /// Finds out which of the workers registered: it is a worker's process, or one that it started.
     fn recognise(&mut self) {
         let processes = &self.processes;
@@ -156,7 +182,7 @@ impl<'a> FleetDirector<'a> {
                 let above = tree::ancestors(record.pid);
                 here().find(|(_, process)| above.contains(&process.pid))
             });
-            if let Some((worker, _)) = found {
+            if let Some((worker, _)) = found.filter(|(worker, _)| fleet.slot(**worker) != Some(*slot)) {
                 fleet.handle_registered(*worker, *slot);
             }
             found.is_none()
@@ -288,6 +314,7 @@ impl Director for FleetDirector<'_> {
                 self.processes.insert(rank, Process { pid, host: Introduction::host_bytes(&host) });
                 self.recognise();
             }
+            self.watch.iter().for_each(Watch::ask);
         }
         self.fleet.handle_event(now, event);
         self.tell_exits();
@@ -359,11 +386,12 @@ impl Director for FleetDirector<'_> {
     fn watched(&self) -> Vec<BorrowedFd<'_>> {
         let registry = self.registry.iter().map(|registry| registry.wake.as_fd());
         let run = self.hosts.iter().filter_map(|asked| asked.run.as_ref());
-        registry.chain(run.flat_map(Script::watched)).collect()
+        registry.chain(self.watch.iter().map(Watch::watched)).chain(run.flat_map(Script::watched)).collect()
     }
 
     fn handle_readable(&mut self, now: Instant) {
         self.take_news(now);
+        self.take_seen(now);
         if let Some(printed) = self.hosts.as_mut().and_then(|asked| asked.run.as_mut()?.read()) {
             self.hear_of_hosts(now, &printed);
             self.tell_exits();

@@ -18,7 +18,7 @@ mod surplus;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::health::Cooldown;
@@ -144,6 +144,10 @@ pub(super) struct Fleet {
     workers: BTreeMap<usize, Worker>,
     /// Of every worker, its label and its host.
     names: BTreeMap<usize, (usize, String)>,
+    /// Whose labels are slots, where the registry runs elsewhere.
+    slotted: BTreeSet<usize>,
+    /// Whether that can be reached, and if not yet, why; unknown at first.
+    reach: Option<Result<(), String>>,
     next_worker: usize,
     next_label: usize,
     has_view: bool,
@@ -186,6 +190,8 @@ impl Fleet {
             hosts: Hosts::default(),
             workers: BTreeMap::new(),
             names: BTreeMap::new(),
+            slotted: BTreeSet::new(),
+            reach: None,
             next_worker: 0,
             next_label: if limits.owns_registry { limits.sizes.np } else { 0 },
             has_view: false,
@@ -338,7 +344,13 @@ impl Fleet {
             }
             // Members elsewhere may go on: the registry is going to say.
             None if self.limits.owns_registry && self.has_view => None,
-            None => self.is_done.then_some(Cause::Done),
+            None if self.limits.owns_registry => self.is_done.then_some(Cause::Done),
+            None => match &self.reach {
+                // Whoever ended well had nobody to take part with.
+                Some(Err(_)) => self.is_done.then_some(Cause::CannotGoOn),
+                Some(Ok(())) => self.is_done.then_some(Cause::Done),
+                None => None,
+            },
         }
     }
 
@@ -352,9 +364,15 @@ impl Fleet {
         self.names.get(&worker).map_or(worker, |(label, _)| *label)
     }
 
+    /// A worker's slot, if it is known.
+    pub(super) fn slot(&self, worker: usize) -> Option<Slot> {
+        self.workers.get(&worker).and_then(|worker| worker.slot)
+    }
+
     /// What a worker is called.
     pub(super) fn name(&self, worker: usize) -> String {
-        format!("{} {}", if self.limits.owns_registry { "slot" } else { "worker" }, self.label(worker))
+        let has_slot = self.limits.owns_registry || self.slotted.contains(&worker);
+        format!("{} {}", if has_slot { "slot" } else { "worker" }, self.label(worker))
     }
 
     /// The name of a worker's host.
@@ -395,8 +413,17 @@ impl Fleet {
         }
     }
 
-    /// Once nobody is left, and nobody said that the work is done: all left as they were asked to.
+    /// Once nobody is left, and nobody said that the work is done: all left as they were asked to. Or there was nobody who
+    /// could be told.
     fn tell_if_undone(&mut self) {
+        if let (Some(Err(what)), true, None) = (&self.reach, self.is_done, self.course.cause())
+            && self.workers.is_empty()
+            && !self.is_undone_told
+        {
+            let text = format!("no worker took part in a job: {what}");
+            self.is_undone_told = true;
+            self.say(ALWAYS, text);
+        }
         let is_ending_well = matches!(self.course.cause(), None | Some(Cause::Signal(_)));
         let has_failed = self.late_failure.is_some() || self.ended_badly;
         let is_undone = self.is_over && is_ending_well && self.workers.is_empty() && !self.is_done && !has_failed;

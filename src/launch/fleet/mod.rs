@@ -16,6 +16,7 @@ mod health;
 mod hosts;
 mod machine;
 mod script;
+mod watch;
 mod words;
 
 use std::path::PathBuf;

@@ -148,7 +148,8 @@ impl Registry {
         }
         if self.config.reset_limit.is_some_and(|limit| self.changes >= limit) {
             let limit = self.changes;
-            let reason = format!("the view would change more often than the limit of {limit} times");
+            let reason =
+                format!("the view would change more often than {limit} time{}", if limit == 1 { "" } else { "s" });
             self.finish(now, Outcome::Failed(reason));
             return false;
         }

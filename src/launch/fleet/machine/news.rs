@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use super::{Fleet, LAST_WORDS, Standing, Worker};
+use super::{Fleet, LAST_WORDS, REMEMBERED, Standing, Worker};
 use crate::launch::fleet::words;
 use crate::launch::signal::Signal;
 use crate::launch::supervise::{Action, Cause};
-use crate::launch::words::{ALWAYS, VERBOSE};
+use crate::launch::words::{ALWAYS, NORMAL, VERBOSE};
 use crate::membership::registry::{Event, Outcome};
 use crate::wire::registry::{Gone, Parting, Slot, Why};
 
@@ -25,6 +25,29 @@ impl Fleet {
         if let Some((label, _)) = self.names.get_mut(&id) {
             *label = slot;
         }
+        if !self.limits.owns_registry {
+            self.slotted.insert(id);
+            while self.slotted.len() > REMEMBERED {
+                self.slotted.pop_first();
+            }
+        }
+    }
+
+    /// The registry that runs elsewhere can be reached.
+    pub(in crate::launch::fleet) fn handle_reached(&mut self, now: Instant) {
+        self.reach = Some(Ok(()));
+        self.advance(now);
+    }
+
+    /// It cannot be reached. That it could be once is enough: it may be started again.
+    pub(in crate::launch::fleet) fn handle_unreached(&mut self, now: Instant, what: String) {
+        if self.reach.is_none() {
+            self.say(NORMAL, format!("{what}; the workers wait for it"));
+        }
+        if self.reach != Some(Ok(())) {
+            self.reach = Some(Err(what));
+        }
+        self.advance(now);
     }
 
     /// The registry said something.

@@ -677,6 +677,7 @@ fn a_program_that_does_not_take_part_ends_the_job_with_its_code() {
 fn without_an_own_registry_exit_codes_decide() {
     let limits = Limits { owns_registry: false, ..limits(1, 2, 2) };
     let mut bench = Bench::new(limits, &[("a", 2)]);
+    bench.fleet.handle_reached(bench.now);
     assert_eq!(bench.start(), [0, 1]);
     assert_eq!(bench.fleet.placement(0).and_then(|placement| placement.wish), None);
     assert_eq!(bench.fleet.name(1), "worker 1");
@@ -692,6 +693,7 @@ fn without_an_own_registry_exit_codes_decide() {
     assert_eq!(bench.fleet.outcome(), Some(Cause::Done), "what is done is done");
     // Never at work.
     let mut bench = Bench::new(limits, &[("a", 1)]);
+    bench.fleet.handle_reached(bench.now);
     for start in 0..3 {
         assert_eq!(bench.start(), [start]);
         assert_eq!(bench.fleet.outcome(), None);
@@ -700,6 +702,38 @@ fn without_an_own_registry_exit_codes_decide() {
     }
     bench.nothing();
     assert_eq!(bench.fleet.outcome(), Some(killed(0)));
+}
+
+#[test]
+fn a_registry_elsewhere_tells_the_slots_and_has_to_be_there() {
+    let limits = Limits { owns_registry: false, ..limits(1, 2, 2) };
+    let mut bench = Bench::new(limits, &[("a", 2)]);
+    assert_eq!(bench.start(), [0, 1]);
+    assert_eq!((bench.fleet.name(1), bench.fleet.label(1), bench.fleet.slot(1)), ("worker 1".into(), 1, None));
+    bench.fleet.handle_reached(bench.now);
+    bench.fleet.handle_registered(1, 5);
+    assert_eq!((bench.fleet.name(1), bench.fleet.label(1), bench.fleet.slot(1)), ("slot 5".into(), 5, Some(5)));
+    bench.kill(1);
+    assert!(bench.was_said("slot 5 (host a, pid 101) was ended by signal 9 (SIGKILL)"));
+    // It may be away later.
+    bench.fleet.handle_unreached(bench.now, "the registry at x:1 cannot be reached".into());
+    bench.end(0, 0);
+    bench.gone(0);
+    bench.nothing();
+    assert_eq!(bench.fleet.outcome(), Some(Cause::Done));
+    // But who never had one to take part with has done nothing.
+    let mut bench = Bench::new(limits, &[("a", 2)]);
+    bench.start();
+    for worker in 0..2 {
+        bench.end(worker, 0);
+        bench.gone(worker);
+    }
+    bench.nothing();
+    assert_eq!(bench.fleet.outcome(), None, "that is not known yet");
+    bench.fleet.handle_unreached(bench.now, "the registry at x:1 cannot be reached".into());
+    assert!(bench.was_said("the registry at x:1 cannot be reached; the workers wait for it"));
+    assert!(bench.was_said("no worker took part in a job: the registry at x:1 cannot be reached"));
+    assert_eq!(bench.fleet.outcome().map(Cause::exit_code), Some(1));
 }
 
 fn any_event() -> impl Strategy<Value = (usize, usize, u8)> {
@@ -713,6 +747,9 @@ proptest! {
     fn every_fleet_ends(events in prop::collection::vec(any_event(), 0..80), owns_registry: bool, respawn: bool) {
         let limits = Limits { owns_registry, respawn, ..limits(1, 2, 4) };
         let mut bench = Bench::new(limits, &[("a", 2), ("b", 2)]);
+        if !owns_registry {
+            bench.fleet.handle_reached(bench.now);
+        }
         let mut started = std::collections::BTreeSet::new();
         for (kind, number, detail) in events {
             bench.fleet.handle_timeout(bench.now);

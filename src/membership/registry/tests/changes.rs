@@ -154,7 +154,7 @@ fn the_view_changes_no_more_often_than_the_limit() {
     bench.assert_members(2, &[1, 2]);
     bench.kill(1);
     bench.say(2, report(2, "0"));
-    let reason = "the view would change more often than the limit of 1 times";
+    let reason = "the view would change more often than 1 time";
     assert_eq!(bench.registry.outcome(), Some(&Outcome::Failed(reason.into())));
 }
 
