@@ -750,7 +750,7 @@ proptest! {
         if !owns_registry {
             bench.fleet.handle_reached(bench.now);
         }
-        let mut started = std::collections::BTreeSet::new();
+        let mut started = BTreeSet::new();
         for (kind, number, detail) in events {
             bench.fleet.handle_timeout(bench.now);
             let rank = started.iter().copied().nth_back(number).unwrap_or(number);

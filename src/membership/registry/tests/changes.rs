@@ -191,6 +191,18 @@ fn a_job_whose_members_are_done_finishes_and_waits_for_nobody() {
 }
 
 #[test]
+fn a_member_that_was_done_without_a_word_is_not_missed() {
+    let mut bench = Bench::steady(RegistryConfig { min_np: 2, ..RegistryConfig::new(2) });
+    bench.say(0, ToRegistry::Leave { parting: Parting::Unsaid, reason: "it ended".into() });
+    bench.say(1, ToRegistry::Suspect { generation: Generation(1), slot: 0, detail: "it said goodbye".into() });
+    bench.say(1, report(1, "8+"));
+    assert_eq!(bench.registry.members(), [0, 1], "too few, as far as is known");
+    bench.registry.handle_done(bench.now);
+    bench.drain();
+    bench.assert_members(2, &[1]);
+}
+
+#[test]
 fn the_last_member_that_is_lost_fails_the_job() {
     let mut bench = Bench::steady(RegistryConfig::new(2));
     bench.say(0, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });

@@ -218,6 +218,27 @@ fn a_slow_member_is_named_and_stays() {
 }
 
 #[test]
+fn what_went_before_a_view_is_not_held_against_its_members() {
+    let mut bench = Bench::steady(RegistryConfig::new(3));
+    // All wait for slot 2, which is stopped, for longer than it takes to be named.
+    for _ in 0..90 {
+        (0..2).for_each(|member| bench.say(member, waits(7)));
+        bench.pass(SECOND);
+    }
+    bench.registry.evict(bench.now, Whom::Slot(2), "it is stopped");
+    bench.report_all(&[0, 1], 1, "0");
+    assert_eq!(bench.registry.members(), [0, 1]);
+    let named = bench.named();
+    // One computes now while the other waits already.
+    for _ in 0..59 {
+        bench.say(0, beat(7));
+        bench.say(1, waits(8));
+        bench.pass(SECOND);
+    }
+    assert_eq!(bench.named(), named);
+}
+
+#[test]
 fn where_all_compute_or_all_wait_nobody_is_slow() {
     for word in [beat(7), waits(7)] {
         let mut bench = Bench::steady(RegistryConfig::new(3));
