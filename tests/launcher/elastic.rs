@@ -195,12 +195,29 @@ impl Job {
     }
 }
 
+/// With what the launcher says as lines that can be waited for.
+fn overheard(mut command: Command) -> (Started, impl FnMut(&str)) {
+    let (reading, writing) = std::io::pipe().expect("a pipe");
+    command.stderr(writing);
+    let started = Started::of(command);
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(reading));
+    let wait_for = move |part: &str| {
+        let heard = lines.by_ref().map_while(Result::ok).find(|line| line.contains(part));
+        assert!(heard.is_some(), "the launcher ended and did not say {part:?}");
+    };
+    (started, wait_for)
+}
+
 fn start(folder: &Path, options: &[&str]) -> Started {
+    Started::of(command(folder, options))
+}
+
+fn command(folder: &Path, options: &[&str]) -> Command {
     let worker = worker();
     let worker: Vec<&str> = worker.iter().map(String::as_str).collect();
     let mut command = run(&[options, &worker].concat());
     command.env("PHALANX_TEST_DONE", folder.join("done")).current_dir(folder);
-    Started::of(command)
+    command
 }
 
 /// Runs another command of the program to its end.
@@ -326,22 +343,21 @@ fn a_list_of_hosts_without_room_is_waited_for_and_then_ends_the_job() {
 
 #[test]
 fn newcomers_that_fall_as_soon_as_they_have_joined_are_replaced_with_pauses_and_then_no_more() {
-    let mut job = Job::new(&["-np", "2", "--min-np", "1", "--respawn-limit", "2"]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = ["-np", "2", "--min-np", "1", "--respawn-limit", "2"];
+    let (launcher, mut wait_for) = overheard(command(folder.path(), &options));
+    let mut job = Job { launcher, folder, workers: Default::default(), read: String::new() };
     job.wait_for(&[0, 1]);
     for slot in [2, 3] {
         job.write(&format!("order-{slot}"), "error");
     }
     job.signal(1, Signal::KILL);
-    job.wait_for(&[0]);
-    let mut heard = 0;
-    while heard < 2 {
-        heard += usize::from(job.launcher.line().contains("trained: error"));
-    }
-    let end = job.assert_fine();
-    assert!(end.stderr.contains(" exited with code 1; another is started in 1 s\n"), "{}", end.stderr);
-    let part = " exited with code 1; 2 in a row did not come to work there: no other is started in its place on host \
-                localhost\n";
-    assert!(end.stderr.contains(part), "{}", end.stderr);
+    wait_for("was ended by signal 9 (SIGKILL); another is started");
+    wait_for(" exited with code 1; another is started in 1 s");
+    wait_for(
+        " exited with code 1; 2 in a row did not come to work there: no other is started in its place on host localhost",
+    );
+    job.assert_fine();
 }
 
 #[test]
@@ -558,13 +574,13 @@ fn two_launchers_share_a_registry_that_is_killed_and_started_again() {
     let worker = worker();
     let worker: Vec<&str> = worker.iter().map(String::as_str).collect();
     let launch = || {
-        let mut command = run(&[&["-np", "2", "--registry", &address], &worker[..]].concat());
+        let mut command = run(&[&["-v", "-np", "2", "--registry", &address], &worker[..]].concat());
         command.env("PHALANX_TEST_DONE", path("done")).env("PHALANX_KEY_FILE", &registry.key);
-        Started::of(command)
+        overheard(command)
     };
     let mut launchers = [launch(), launch()];
     let mut slots = Vec::new();
-    for launcher in &mut launchers {
+    for (launcher, _) in &mut launchers {
         for _ in 0..2 {
             let line =
                 std::iter::repeat_with(|| launcher.line()).find(|line| line.contains(" with 4,")).expect("a line");
@@ -582,8 +598,11 @@ fn two_launchers_share_a_registry_that_is_killed_and_started_again() {
     assert_eq!(end.code(), Some(1), "{}", end.stderr);
     let status = phalanx(&["status", "--registry", &address], &[("PHALANX_KEY_FILE", &registry.key)]);
     assert!(status.text().contains("view 1: 4 ranks"), "{}\n{}", status.text(), status.stderr);
+    for (_, wait_for) in &mut launchers {
+        (0..2).for_each(|_| wait_for(" has slot "));
+    }
     std::fs::write(path("done"), "").expect("room");
-    for (launcher, slots) in launchers.into_iter().zip(slots.chunks(2)) {
+    for ((launcher, _), slots) in launchers.into_iter().zip(slots.chunks(2)) {
         let end = launcher.wait();
         assert_eq!(end.code(), Some(0), "{}\n{}", end.text(), end.stderr);
         // Lines stand behind slots, as with a registry of the launcher's own.

@@ -71,6 +71,10 @@ impl Fleet {
                 match worker.standing {
                     Standing::Left(_) if is_success => self.is_done = true,
                     _ if is_success => {}
+                    // Others finished the work without it, as without one that fell.
+                    Standing::Left(Parting::Unsaid | Parting::Asked) if worker.is_closed_up && self.is_done => {
+                        self.say(NORMAL, format!("{} {}", self.in_words(id), how(cause)));
+                    }
                     Standing::Left(parting) => self.fail_late(id, cause, parting),
                     _ => self.say(NORMAL, format!("{} {}", self.in_words(id), how(cause))),
                 }

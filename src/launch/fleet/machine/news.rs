@@ -26,6 +26,7 @@ impl Fleet {
             *label = slot;
         }
         if !self.limits.owns_registry {
+            self.say(VERBOSE, format!("worker {id} has slot {slot}"));
             self.slotted.insert(id);
             while self.slotted.len() > REMEMBERED {
                 self.slotted.pop_first();

@@ -317,6 +317,16 @@ fn a_goodbye_that_says_nothing_of_the_work_leaves_the_word_to_the_exit_code() {
     bench.nothing();
     assert_eq!(bench.fleet.outcome(), Some(Cause::Failed { rank: 0, ending: Ending::Code(6) }));
     assert!(bench.was_said("slot 0 (host a, pid 100) exited with code 6") && !bench.was_said("its work is done"));
+    // Or it is told too late that one failed, without which the others went on and did the work.
+    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
+    bench.leave(1, Parting::Unsaid);
+    bench.view(&[0], &[], &[]);
+    bench.part(0, Parting::Done);
+    bench.news(News::Ended(Outcome::Finished));
+    bench.end(1, 6);
+    bench.gone(1);
+    assert!(bench.was_said("slot 1 (host a, pid 101) exited with code 6"));
+    assert_eq!(bench.fleet.outcome(), Some(Cause::Done));
 }
 
 #[test]
