@@ -223,13 +223,13 @@ bug asks-all-to-leave 'an empty list of hosts has all members asked to leave'
 change src/launch/fleet/machine/surplus.rs \
     'have > self.limits.sizes.min_np' \
     'have > 0'
-caught_by --lib launch::fleet::machine::tests::a_list_without_room_for_the_members_that_the_job_needs_does_not_end_it
+caught_by --lib launch::fleet::machine::tests::surplus::a_list_without_room_for_the_members_that_the_job_needs_does_not_end_it
 
 bug replaces-in-a-hot-loop 'one that falls as soon as it has joined is replaced at once'
 change src/launch/fleet/machine/ends.rs \
     'worker.is_proven || is_unheard' \
     'worker.has_joined || is_unheard'
-caught_by --lib launch::fleet::machine::tests::newcomers_that_fall_as_soon_as_they_have_joined_are_spaced_and_their_place_is_given_up
+caught_by --lib launch::fleet::machine::tests::ends::newcomers_that_fall_as_soon_as_they_have_joined_are_spaced_and_their_place_is_given_up
 
 bug leaves-half-a-ring-mapped 'one of the two mappings of a shared ring is never taken down'
 change src/sys/memory.rs \

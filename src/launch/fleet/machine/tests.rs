@@ -1,5 +1,8 @@
 //! The fleet, event by event.
 
+mod ends;
+mod surplus;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -255,181 +258,6 @@ fn what_is_heard_of_a_fall_after_all_is_done_is_told_all_the_same() {
 }
 
 #[test]
-fn an_exit_code_after_the_goodbye_is_not_hidden() {
-    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
-    bench.leave(0, Parting::Done);
-    bench.end(0, 3);
-    bench.gone(0);
-    bench.leave(1, Parting::Done);
-    bench.news(News::Ended(Outcome::Finished));
-    bench.end(1, 0);
-    bench.gone(1);
-    bench.nothing();
-    assert_eq!(bench.fleet.outcome().map(Cause::exit_code), Some(3));
-    assert!(bench.was_said("slot 0 (host a, pid 100) exited with code 3 after it had said that its work is done"));
-}
-
-#[test]
-fn an_end_without_a_goodbye_is_a_failure_whatever_the_code() {
-    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
-    bench.end(0, 0);
-    bench.gone(0);
-    bench.nothing();
-    assert_eq!(bench.exits.len(), 1, "the registry is asked");
-    bench.view(&[1], &[0], &[]);
-    assert!(bench.was_said("slot 0 (host a, pid 100) exited with code 0 without a goodbye; another is started"));
-    // With the goodbye overtaken by the end, all is well.
-    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
-    bench.end(0, 0);
-    bench.gone(0);
-    bench.leave(0, Parting::Done);
-    bench.nothing();
-    assert!(!bench.was_said("without a goodbye"));
-}
-
-#[test]
-fn a_goodbye_that_says_nothing_of_the_work_leaves_the_word_to_the_exit_code() {
-    // With another code than 0 it has failed, whether the view without it comes before its end or after.
-    for is_closed_up in [false, true] {
-        let mut bench = Bench::steady(limits(1, 3, 3), &[("a", 3)]);
-        bench.leave(1, Parting::Unsaid);
-        if is_closed_up {
-            bench.view(&[0, 2], &[], &[]);
-        }
-        bench.end(1, 4);
-        bench.gone(1);
-        assert_eq!(bench.start(), [3]);
-        assert!(bench.was_said("slot 1 (host a, pid 101) exited with code 4; another is started"));
-        assert_eq!((bench.fleet.is_done, bench.fleet.poll_done()), (false, false));
-    }
-    // With 0 it is done, and the registry hears of it.
-    let mut bench = Bench::steady(limits(1, 3, 4), &[("a", 3)]);
-    bench.part(1, Parting::Unsaid);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 4)]), true);
-    bench.nothing();
-    assert!(bench.fleet.poll_done() && !bench.fleet.poll_done());
-    // All ended, and one of them had failed: nobody is left for whom it could be replaced.
-    bench.leave(0, Parting::Unsaid);
-    bench.part(2, Parting::Unsaid);
-    bench.news(News::Ended(Outcome::Finished));
-    bench.end(0, 6);
-    bench.gone(0);
-    bench.nothing();
-    assert_eq!(bench.fleet.outcome(), Some(Cause::Failed { rank: 0, ending: Ending::Code(6) }));
-    assert!(bench.was_said("slot 0 (host a, pid 100) exited with code 6") && !bench.was_said("its work is done"));
-    // Or it is told too late that one failed, without which the others went on and did the work.
-    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
-    bench.leave(1, Parting::Unsaid);
-    bench.view(&[0], &[], &[]);
-    bench.part(0, Parting::Done);
-    bench.news(News::Ended(Outcome::Finished));
-    bench.end(1, 6);
-    bench.gone(1);
-    assert!(bench.was_said("slot 1 (host a, pid 101) exited with code 6"));
-    assert_eq!(bench.fleet.outcome(), Some(Cause::Done));
-}
-
-#[test]
-fn one_that_leaves_as_it_was_asked_to_is_neither_done_nor_failed() {
-    let mut bench = Bench::steady(limits(1, 2, 3), &[("a", 2)]);
-    bench.part(1, Parting::Asked);
-    bench.nothing();
-    bench.pass(60 * SECOND);
-    bench.nothing();
-    // The others go on, and others are started where there is room.
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 2), ("b", 1)]), true);
-    assert_eq!(bench.start(), [2]);
-    bench.kill(2);
-    bench.part(0, Parting::Asked);
-    bench.nothing();
-    bench.news(News::Ended(Outcome::Finished));
-    bench.nothing();
-    assert_eq!(bench.fleet.outcome().map(Cause::exit_code), Some(1));
-    let text = "the job ended before its work was done: all members left as they were asked to";
-    assert!(bench.was_said(text));
-    // The last one out had a failure to tell.
-    let mut bench = Bench::steady(limits(1, 1, 1), &[("a", 1)]);
-    bench.leave(0, Parting::Asked);
-    bench.news(News::Ended(Outcome::Finished));
-    bench.end(0, 9);
-    bench.gone(0);
-    assert_eq!(bench.fleet.outcome().map(Cause::exit_code), Some(9));
-    // And one was done.
-    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
-    bench.part(0, Parting::Asked);
-    bench.part(1, Parting::Done);
-    bench.news(News::Ended(Outcome::Finished));
-    bench.nothing();
-    assert_eq!(bench.fleet.outcome(), Some(Cause::Done));
-}
-
-#[test]
-fn a_list_without_room_for_the_members_that_the_job_needs_does_not_end_it() {
-    let mut bench = Bench::steady(limits(2, 3, 3), &[("a", 2), ("b", 1)]);
-    bench.fleet.set_hosts(bench.now, &[], true);
-    assert_eq!(bench.actions(), [ask(2)], "as many go as can be spared");
-    let text = "the list of hosts has room for 0 ranks, the job needs 2: keeping slots 0, 1; without more room the job \
-                ends in 600 s";
-    assert!(bench.was_said("host a is no longer in the list") && bench.was_said(text), "{:?}", bench.said);
-    assert_eq!(bench.fleet.poll_deadline(bench.now), Some(bench.now + LEAVE_GRACE));
-    bench.part(2, Parting::Asked);
-    bench.pass(ELASTIC_TIMEOUT - SECOND);
-    bench.nothing();
-    // The same answer again says no more; one with room in time, and all is as it was.
-    let said = bench.said.len();
-    bench.fleet.set_hosts(bench.now, &[], true);
-    bench.nothing();
-    assert_eq!(bench.said.len(), said, "{:?}", bench.said);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 2)]), true);
-    bench.nothing();
-    assert!(bench.was_said("the list of hosts has room for 2 ranks again"));
-    bench.pass(ELASTIC_TIMEOUT);
-    bench.nothing();
-    // And too late.
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 1)]), true);
-    bench.nothing();
-    assert!(bench.was_said("room for 1 rank, the job needs 2: keeping slot 1;"), "{:?}", bench.said);
-    bench.pass(ELASTIC_TIMEOUT);
-    assert_eq!(bench.actions(), [term(0), term(1)]);
-    let text =
-        "the job cannot go on: for 600 s the list of hosts has had room for 1 rank, the job needs 2; ending 2 workers";
-    assert!(bench.was_said(text), "{:?}", bench.said);
-    (0..2).for_each(|worker| bench.part(worker, Parting::Asked));
-    bench.news(News::Ended(Outcome::Finished));
-    assert_eq!(bench.fleet.outcome().map(Cause::exit_code), Some(1));
-}
-
-#[test]
-fn members_that_are_kept_leave_one_by_one_as_others_take_their_places() {
-    // No more members than there are: those that come wait for a place.
-    let mut bench = Bench::steady(limits(2, 2, 2), &[("a", 2)]);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("b", 2)]), true);
-    assert!(bench.was_said("keeping slots 0, 1 until others have taken their places"), "{:?}", bench.said);
-    bench.now += ELASTIC_TIMEOUT;
-    assert_eq!(bench.fleet.placement(2).map(|placement| placement.host.name.as_str()), Some("b"));
-    for worker in [2, 3] {
-        bench.fleet.handle_event(bench.now, Event::Started { rank: worker, pid: 100 + worker as i32 });
-    }
-    bench.register(2, 2);
-    assert_eq!(bench.actions(), [ask(1)], "the one that has done least");
-    bench.register(3, 3);
-    bench.nothing();
-    bench.part(1, Parting::Asked);
-    bench.view(&[0, 2], &[], &[2]);
-    assert_eq!(bench.actions(), [ask(0)], "another has the state now");
-    bench.part(0, Parting::Asked);
-    bench.view(&[2, 3], &[], &[3]);
-    bench.nothing();
-    // Both who come at once: one with the state stays.
-    let mut bench = Bench::steady(limits(2, 2, 4), &[("a", 2)]);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("b", 2)]), true);
-    let _ = bench.start();
-    bench.register(2, 2);
-    bench.register(3, 3);
-    assert_eq!(bench.actions(), [ask(1)]);
-}
-
-#[test]
 fn a_job_that_cannot_go_on_has_the_code_of_the_first_that_failed_after_the_last_view() {
     let mut bench = Bench::steady(Limits { respawn: false, ..limits(2, 3, 3) }, &[("a", 3)]);
     // The registry may hear of it first.
@@ -499,61 +327,6 @@ fn later_starts_that_fail_are_made_again_and_again_but_not_in_a_hot_loop() {
 }
 
 #[test]
-fn newcomers_that_fall_as_soon_as_they_have_joined_are_spaced_and_their_place_is_given_up() {
-    let mut bench = Bench::steady(Limits { respawn_limit: 5, ..limits(1, 2, 2) }, &[("a", 2)]);
-    let join = |bench: &mut Bench, worker: usize| {
-        bench.register(worker, worker);
-        bench.view(&[0, worker], &[], &[worker]);
-    };
-    // One of the first view has shown that the program works.
-    bench.kill(1);
-    let mut worker = bench.start()[0];
-    assert!(bench.was_said("slot 1 (host a, pid 101) was ended by signal 9 (SIGKILL); another is started"));
-    for pause in [1, 2, 4, 8] {
-        join(&mut bench, worker);
-        bench.pass(AT_WORK - Duration::from_millis(1));
-        bench.end(worker, 7);
-        bench.gone(worker);
-        bench.nothing();
-        assert!(bench.was_said(&format!("exited with code 7; another is started in {pause} s")));
-        bench.pass(pause * SECOND - Duration::from_millis(1));
-        bench.nothing();
-        bench.pass(Duration::from_millis(1));
-        worker = bench.start()[0];
-    }
-    join(&mut bench, worker);
-    bench.end(worker, 9);
-    bench.gone(worker);
-    bench.pass(1000 * SECOND);
-    bench.nothing();
-    let text = "exited with code 9; 5 in a row did not come to work there: no other is started in its place on host a";
-    assert!(bench.was_said(text), "{:?}", bench.said);
-    // The other place is as good as before, and a new host is used.
-    bench.kill(0);
-    assert_eq!(bench.start(), [worker + 1]);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 2), ("b", 1)]), true);
-    assert_eq!(bench.start(), [worker + 2]);
-    assert_eq!(bench.fleet.host_name(worker + 2), "b");
-}
-
-#[test]
-fn one_that_comes_to_work_makes_the_failures_of_its_place_forgotten() {
-    let mut bench = Bench::steady(Limits { respawn_limit: 2, ..limits(1, 2, 2) }, &[("a", 2)]);
-    bench.kill(1);
-    for round in 0..3 {
-        let worker = bench.start()[0];
-        bench.kill(worker);
-        bench.pass(SECOND);
-        let worker = bench.start()[0];
-        bench.register(worker, worker);
-        bench.view(&[0, worker], &[], &[worker]);
-        bench.pass(AT_WORK);
-        bench.kill(worker);
-        assert!(!bench.said.iter().any(|text| text.contains("no other")), "round {round}");
-    }
-}
-
-#[test]
 fn a_host_that_fails_repeatedly_is_left_alone() {
     let cooldown = Some(Cooldown { least: 10 * SECOND, most: 60 * SECOND });
     let mut bench = Bench::steady(Limits { cooldown, ..limits(1, 3, 3) }, &[("a", 2), ("b", 1)]);
@@ -574,36 +347,6 @@ fn a_host_that_fails_repeatedly_is_left_alone() {
     bench.fleet.handle_event(bench.now, Event::Ended { rank: 4, ending });
     assert_eq!(bench.start(), [6]);
     assert_eq!(bench.fleet.host_name(6), "c");
-}
-
-#[test]
-fn workers_of_a_host_that_vanishes_are_asked_to_leave_and_killed_in_the_end() {
-    let mut bench = Bench::steady(limits(1, 3, 4), &[("a", 1), ("b", 3)]);
-    assert_eq!(bench.start(), [3]);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 1), ("c", 1)]), true);
-    assert_eq!(bench.actions(), [ask(1), ask(2), ask(3), spawn(4)]);
-    assert!(bench.was_said("host b is no longer in the list") && bench.was_said("slots 1-3 asked to leave"));
-    bench.part(1, Parting::Asked);
-    // However it ends, it is no failure, and its host gets no mark.
-    bench.end(3, 143);
-    bench.gone(3);
-    bench.nothing();
-    bench.pass(LEAVE_GRACE);
-    assert_eq!(bench.actions(), [Action::Kill { rank: 2 }]);
-    assert!(bench.was_said("slot 2 did not end when asked; killing it"));
-    bench.kill(2);
-    bench.nothing();
-}
-
-#[test]
-fn fewer_slots_take_the_least_experienced_first() {
-    let mut bench = Bench::steady(limits(1, 3, 4), &[("a", 4)]);
-    assert_eq!(bench.start(), [3]);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 2)]), true);
-    assert_eq!(bench.actions(), [ask(2), ask(3)]);
-    let mut bench = Bench::new(limits(1, 2, 2), &[("a", 2)]);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 1)]), true);
-    assert_eq!(bench.start(), [0], "what was not started is not");
 }
 
 #[test]
