@@ -58,7 +58,8 @@ What is shown:
     away    its connection is broken; it may come back
     left    it said goodbye
     gone    it is out; the next view says so
-  Steps are counted as the members last told, with a sign of life. Last sign is when it was last heard, work how many operations it finished, idle since when that has not grown.";
+  Last sign is when it was last heard, work how many operations it finished, idle since when that has not grown.
+  How many steps count is what the members told with their last signs of life.";
 
 /// Take a member out of an elastic job. The others go on without it.
 ///

@@ -643,6 +643,9 @@ fn what_does_not_go_together_is_said() {
         assert_eq!(end.code(), Some(2), "{arguments:?}: {}", end.stderr);
         assert!(end.stderr.contains(part), "{part:?} in {}", end.stderr);
     }
+    let end = phalanx(&["registry", "--listen", "127.0.0.1:0"], &[]);
+    assert_eq!(end.code(), Some(2));
+    assert!(end.stderr.contains("-np N or --min-np N"), "{}", end.stderr);
     let end = phalanx(&["registry", "--listen", "127.0.0.1:0", "-np", "2"], &[]);
     assert_eq!(end.code(), Some(1));
     assert!(end.stderr.contains("PHALANX_KEY_FILE"), "{}", end.stderr);

@@ -89,6 +89,8 @@ impl Fleet {
             (false, Some(_)) => {
                 self.short_until = None;
                 match kept.is_empty() {
+                    // They fell, or left: what becomes of the job is the registry's to say.
+                    true if room < need => String::new(),
                     true => format!("{has_room} again"),
                     false => format!("{has_room} again: keeping {who} until others have taken their places"),
                 }

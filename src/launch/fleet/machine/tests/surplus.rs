@@ -24,6 +24,12 @@ fn a_list_without_room_for_the_members_that_the_job_needs_does_not_end_it() {
     assert!(bench.was_said("the list of hosts has room for 2 ranks again"));
     bench.pass(ELASTIC_TIMEOUT);
     bench.nothing();
+    // Those who are kept can fall all the same.
+    let mut other = Bench::steady(limits(2, 2, 2), &[("a", 2)]);
+    other.fleet.set_hosts(other.now, &[], true);
+    (0..2).for_each(|worker| other.kill(worker));
+    other.nothing();
+    assert!(!other.was_said("again"), "{:?}", other.said);
     // And too late.
     bench.fleet.set_hosts(bench.now, &hosts(&[("a", 1)]), true);
     bench.nothing();
