@@ -242,13 +242,12 @@ fn ranks_fall_and_come_and_the_training_goes_on() {
         // Two are killed, one is stopped, four come.
         let views = report["views"].as_array().expect("a list");
         let causes: Vec<&str> = views.iter().filter_map(|view| view["cause"].as_str()).collect();
-        // One view may have several causes: those who come at the same time come in together. A death is told by its
-        // connection and by its exit; whichever comes first is the cause.
+        // One view may have several causes: those who come at the same time come in together.
         let told = |words: &[&str]| {
             let one = |cause: &&str| words.iter().any(|word| cause.contains(word));
             causes.iter().flat_map(|causes| causes.split("; ")).filter(one).count()
         };
-        assert_eq!(told(&["SIGKILL", " closed: "]), 2, "{causes:?}");
+        assert_eq!(told(&[" is gone: "]), 2, "{causes:?}");
         assert_eq!(told(&["silent"]), 1, "{causes:?}");
         assert_eq!(told(&["joined"]), 4, "{causes:?}");
         for (number, view) in (1u64..).zip(views) {

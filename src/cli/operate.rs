@@ -58,7 +58,8 @@ What is shown:
     away    its connection is broken; it may come back
     left    it said goodbye
     gone    it is out; the next view says so
-  Last sign is when it was last heard, work how many operations it finished, idle since when that has not grown.";
+  Last sign is when it was last heard, work how many operations it finished, idle since when that has not grown.
+  How many steps count is what the members told with their last signs of life.";
 
 /// Take a member out of an elastic job. The others go on without it.
 ///
@@ -124,19 +125,25 @@ fn failed(error: &Error) -> ExitCode {
     ExitCode::from(if matches!(error, Error::InvalidArgument { .. }) { 2 } else { 1 })
 }
 
+fn plural(count: u64, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
 fn as_text(status: &JobStatus) -> String {
     let mut text = String::new();
     let ranks = status.members.iter().filter(|member| member.rank.is_some()).count();
     // Writing to a string does not fail.
     let _ = writeln!(
         text,
-        "{}, view {}: {ranks} ranks (at least {}, at most {}), {} steps count, members changed {} times",
+        "{}, view {}: {} (at least {}, at most {}), {} {}, members changed {}",
         status.phase.name(),
         status.generation.0,
+        plural(ranks as u64, "rank"),
         status.min_np,
         status.max_np,
-        status.counted,
-        status.changes
+        plural(status.counted, "step"),
+        if status.counted == 1 { "counts" } else { "count" },
+        plural(status.changes, "time")
     );
     if !status.waits_for.is_empty() {
         let _ = writeln!(text, "waits for {}", status.waits_for);
@@ -228,7 +235,7 @@ mod tests {
     fn a_person_sees_who_is_how() {
         let text = as_text(&status());
         assert!(text.starts_with(
-            "waiting, view 5: 1 ranks (at least 2, at most 6), 120 steps count, members changed 4 times\n\
+            "waiting, view 5: 1 rank (at least 2, at most 6), 120 steps count, members changed 4 times\n\
              waits for at least 2 members\n\n"
         ));
         let rows: Vec<Vec<&str>> = text.lines().skip(4).map(|line| line.split_whitespace().collect()).collect();

@@ -18,7 +18,7 @@ use super::run::seconds;
 /// `phalanx run` has one of its own unless it is told of another with --registry. One that runs alone outlives launchers, and
 /// with --state it can be ended and started again: the members go on meanwhile, and come back to it.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP, override_usage = "phalanx registry --listen ADDRESS -np N [OPTIONS]")]
 pub struct Registry {
     /// Where to listen: host:port, or unix:@name for processes of this user on this host.
     #[arg(long, value_name = "ADDRESS")]
@@ -30,7 +30,7 @@ pub struct Registry {
     #[arg(short = 'n', long = "np", alias = "np-with-one-dash", value_name = "N")]
     np: Option<usize>,
     /// The fewest members that the job goes on with [default: as many as -np].
-    #[arg(long, value_name = "N", required_unless_present = "np")]
+    #[arg(long, value_name = "N")]
     min_np: Option<usize>,
     /// The most members [default: no limit].
     #[arg(long, value_name = "N")]
@@ -76,7 +76,7 @@ is over for them.
 
 Exit codes:
   0  the job has finished, or a signal ended the registry
-  1  the job failed, or the registry cannot serve
+  1  the job failed, all members left before its work was done, or the registry cannot serve
   2  the command line is wrong";
 
 impl Registry {
@@ -87,7 +87,7 @@ impl Registry {
             serve(&service, &mut say)
         });
         match ending {
-            Ok(Ending::Job(Outcome::Failed(_))) => ExitCode::FAILURE,
+            Ok(Ending::Job(Outcome::Failed(_)) | Ending::Undone) => ExitCode::FAILURE,
             Ok(Ending::Job(Outcome::Finished) | Ending::Signal(_)) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("phalanx: {error}");

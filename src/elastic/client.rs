@@ -20,7 +20,7 @@ use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenAddresses, Listeners};
 use crate::types::{Deadline, Error, Generation, Result};
 use crate::wire::handshake::JobKey;
-use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME, ToRegistry};
+use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME, Parting, ToRegistry};
 
 /// How long one attempt to reach the registry may take. An address that does not answer is tried again.
 const DIAL_LIMIT: Duration = Duration::from_secs(2);
@@ -107,6 +107,7 @@ impl Driver {
             if self.member.deadline().is_some_and(|deadline| deadline.has_passed(now)) {
                 let (progress, is_waiting) = self.progress();
                 self.member.handle_progress(now, progress, is_waiting);
+                self.member.handle_counted(self.shared.lock().counted);
                 self.member.handle_timeout(now);
             }
             self.act();
@@ -152,7 +153,7 @@ impl Driver {
                     self.member.handle_boundary(now, ledger.counted);
                 }
             }
-            Command::Leave { why } => self.member.leave(now, &why),
+            Command::Leave { parting, why } => self.member.leave(now, parting, why),
             Command::Vanish => {
                 self.link = None;
                 self.has_vanished = true;
@@ -265,7 +266,7 @@ impl Driver {
                 // Until the first view a registry of another job is a mistake of whoever started this.
                 if self.member.generation().is_none() {
                     self.end(error);
-                    self.member.leave(Instant::now(), "it found no registry of its job");
+                    self.member.leave(Instant::now(), Parting::Unsaid, "it found no registry of its job");
                 }
             }
         }
@@ -298,7 +299,7 @@ impl Driver {
         if let Err(error) = self.try_install(&installation) {
             // This member cannot be in the view; the others will see it go.
             self.end(error);
-            self.member.leave(Instant::now(), "it could not go over to the next view");
+            self.member.leave(Instant::now(), Parting::Unsaid, "it could not go over to the next view");
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::executor::Lost;
 use crate::sys::EventFd;
 use crate::types::Generation;
+use crate::wire::registry::Parting;
 
 /// A request.
 #[derive(Debug)]
@@ -13,8 +14,8 @@ pub(super) enum Command {
     LinkLost(Lost),
     /// This member has passed a commit after which all agreed to change the view, and waits.
     Boundary { generation: Generation },
-    /// This member is done, or goes as it was asked to.
-    Leave { why: Arc<str> },
+    /// This member goes, and says this of its work.
+    Leave { parting: Parting, why: &'static str },
     /// The thread is to end as a process does that dies.
     Vanish,
 }

@@ -28,6 +28,7 @@ use self::ledger::{Installed, Shared};
 use crate::bootstrap::Settings;
 use crate::comm::{Communicator, Handle};
 use crate::types::{Error, Generation, Result};
+use crate::wire::registry::Parting;
 
 pub use self::join::join;
 pub use self::ledger::ViewRecord;
@@ -155,9 +156,23 @@ impl Elastic {
         self.shared.lock().leaving
     }
 
-    /// Says goodbye to the registry and the other members, and ends. What the others do later does not need this one.
+    /// Says that the work is done, and goodbye to the registry and the other members, and ends. What the others do later
+    /// does not need this one. A member that has left as it was asked to is not done, and says no more.
+    ///
+    /// Nobody but this says that the work is done. A member that is dropped without it, as on the way out of a program that
+    /// failed, says goodbye alone: the others close up, and its launcher goes by the exit code of its process, as for any
+    /// program. With 0 it is done as well; with another it has failed, and is replaced.
     pub fn shutdown(&self) {
-        self.leave("done");
+        self.end(Parting::Done, "its work is done");
+    }
+
+    /// Says goodbye and nothing of the work, as dropping this does: how the process ends says whether it is done.
+    pub fn close(&self) {
+        self.end(Parting::Unsaid, "it ended");
+    }
+
+    fn end(&self, parting: Parting, why: &'static str) {
+        self.leave(parting, why);
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(client) = client {
             client.join();
@@ -214,8 +229,8 @@ impl Elastic {
         self.keep
     }
 
-    fn leave(&self, why: &str) {
-        self.control.send(Command::Leave { why: why.into() });
+    fn leave(&self, parting: Parting, why: &'static str) {
+        self.control.send(Command::Leave { parting, why });
     }
 
     /// Refuses to begin a step after a change that the caller has to act on.
@@ -302,6 +317,6 @@ const MAX_STAGED: usize = 64;
 
 impl Drop for Elastic {
     fn drop(&mut self) {
-        self.shutdown();
+        self.close();
     }
 }

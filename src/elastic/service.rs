@@ -23,6 +23,7 @@ pub type OnEvent = Box<dyn FnMut(&Event) + Send>;
 
 enum Command {
     Exited { who: Who, how: String },
+    Done,
     Evict { whom: Whom, reason: String },
     End { reason: String },
     Stop,
@@ -89,6 +90,11 @@ impl RegistryService {
     /// The process of a member ended, as the launcher saw.
     pub fn exited(&self, who: Who, how: &str) {
         self.command(Command::Exited { who, how: how.into() });
+    }
+
+    /// The work of a member that left without a word on it was done, as the launcher saw by how its process ended.
+    pub fn done(&self) {
+        self.command(Command::Done);
     }
 
     /// A member is to be out.
@@ -168,6 +174,7 @@ impl Service {
             for command in commands {
                 match command {
                     Command::Exited { who, how } => drop(self.registry.handle_exit(now, &who, &how)),
+                    Command::Done => self.registry.handle_done(now),
                     Command::Evict { whom, reason } => drop(self.registry.evict(now, whom, &reason)),
                     Command::End { reason } => self.registry.end(now, &reason),
                     Command::Stop => drop(stop_at.get_or_insert(now + DRAIN_PATIENCE)),

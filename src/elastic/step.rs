@@ -14,6 +14,7 @@ use super::{Elastic, Keep};
 use crate::comm::{Call, Communicator, Handle};
 use crate::sys::points::{Point, reach};
 use crate::types::{Element, Error, Generation, ReduceOp, Reduction, Result};
+use crate::wire::registry::Parting;
 
 /// How a step ended that counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -452,7 +453,7 @@ impl Elastic {
         }
         let stuck = Some(stuck.unwrap_or_else(Instant::now));
         if self.shared.lock().leaving {
-            self.leave("it was asked to go");
+            self.leave(Parting::Asked, "it was asked to go");
             return Ok(StepOutcome { left: true, ..self.outcome(first, &view, number, stuck) });
         }
         reach(Point::Boundary);

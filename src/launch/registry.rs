@@ -1,5 +1,6 @@
 //! The registry of an elastic job as a process of its own, so that it can be ended and started again while the job runs.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use crate::bootstrap::{Bind, KeySource, control, given_key, new_key};
 use crate::elastic::{Owner, RegistryService, StateFile};
 use crate::membership::registry::{Event, Outcome, RegistryConfig};
 use crate::types::{Error, Result};
+use crate::wire::registry::Parting;
 
 /// What a registry is started with.
 #[derive(Clone, Debug)]
@@ -36,6 +38,8 @@ pub struct Service {
 pub enum Ending {
     /// The job did.
     Job(Outcome),
+    /// All members left as they were asked to, and none said that the work is done.
+    Undone,
     /// It was asked to end by this signal. With a state file the job goes on, and waits for it; without, it is over.
     Signal(Signal),
 }
@@ -93,6 +97,7 @@ fn attend(
     verbosity: u8,
     say: &mut dyn FnMut(&str),
 ) -> Ending {
+    let mut partings = BTreeSet::new();
     loop {
         let mut fds = [PollFd::new(wake, PollFlags::IN), PollFd::new(&*signals, PollFlags::IN)];
         let _ = rustix::event::poll(&mut fds, None);
@@ -103,8 +108,14 @@ fn attend(
             if level <= verbosity {
                 say(&text);
             }
-            if let Event::Ended(outcome) = event {
-                return Ending::Job(outcome);
+            match event {
+                Event::Left { parting, .. } => drop(partings.insert(parting)),
+                Event::Ended(Outcome::Finished) if partings.iter().eq([&Parting::Asked]) => {
+                    say(words::UNDONE);
+                    return Ending::Undone;
+                }
+                Event::Ended(outcome) => return Ending::Job(outcome),
+                _ => {}
             }
         }
         if let Ok(Some(arrived)) = signals.try_next() {

@@ -61,6 +61,9 @@ pub(super) fn hint(signal: Signal) -> Option<&'static str> {
     })
 }
 
+/// How an elastic job ended of which nobody is left and nobody said that the work is done.
+pub(super) const UNDONE: &str = "the job ended before its work was done: all members left as they were asked to";
+
 /// `1 rank`, `2 ranks`.
 pub(super) fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })

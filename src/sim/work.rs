@@ -11,7 +11,7 @@ use super::bugs::Bug;
 use super::network::End;
 use super::plan::Point;
 use super::world::{Event, World};
-use crate::wire::registry::Slot;
+use crate::wire::registry::{Parting, Slot};
 
 /// Which stage: the number of the view, the step, and whether it is the step's commit.
 pub(super) type StageKey = (u64, u64, bool);
@@ -131,8 +131,9 @@ impl World {
         if is_done || process.is_leaving {
             process.engine.place = Place::Nowhere;
             process.has_said_goodbye = true;
-            return self.with_member(number, |member, now| {
-                if is_done { member.finish(now, "its work is done") } else { member.leave(now, "it was asked to go") }
+            return self.with_member(number, |member, now| match is_done {
+                true => member.leave(now, Parting::Done, "its work is done"),
+                false => member.leave(now, Parting::Asked, "it was asked to go"),
             });
         }
         process.engine.place = Place::Working;

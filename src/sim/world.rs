@@ -15,7 +15,7 @@ use super::random::Random;
 use super::work::{Place, StageKey, Stages};
 use crate::membership::registry::{Broken, Registry, State};
 use crate::types::Deadline;
-use crate::wire::registry::{FromRegistry, Slot, ToRegistry, Token, Whom};
+use crate::wire::registry::{FromRegistry, Parting, Slot, ToRegistry, Token, Whom};
 
 /// What happens next.
 #[derive(Clone, Debug)]
@@ -425,7 +425,7 @@ impl World {
                 self.trace(|| format!("process {victim} is asked to go"));
                 if self.processes[victim].engine.generation == 0 {
                     self.processes[victim].has_said_goodbye = true;
-                    self.with_member(victim, |member, now| member.leave(now, "it was asked to go"));
+                    self.with_member(victim, |member, now| member.leave(now, Parting::Asked, "it was asked to go"));
                 }
             }
             Fault::Evict => {

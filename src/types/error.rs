@@ -72,7 +72,7 @@ pub enum Error {
     },
     /// The others went on without this rank. What it does has no effect on them.
     Evicted {
-        /// The view that they were in when it was told.
+        /// The first view without it.
         generation: Generation,
         /// Why it is out.
         reason: Arc<str>,
@@ -194,7 +194,7 @@ impl fmt::Display for Error {
             }
             Self::ViewChanged { generation, cause } => write!(f, "the view ended ({cause}; {generation})"),
             Self::Evicted { generation, reason } => {
-                write!(f, "the others went on without this rank ({reason}; they are at {generation})")
+                write!(f, "the others went on without this rank ({reason}; {generation} is the first without it)")
             }
             Self::StateDiffers { ranks: [one, other] } => {
                 write!(f, "the states of rank {one} and rank {other} differ, though they should be equal")

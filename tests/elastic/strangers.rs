@@ -13,7 +13,7 @@ use phalanx::membership::registry::{Event, RegistryConfig};
 use phalanx::types::{Error, Generation, ReduceOp};
 use phalanx::wire::handshake::{Hello, Initiator, JobKey, Purpose};
 use phalanx::wire::registry::{
-    FromRegistry, MAX_REQUEST_FRAME, ProcessRecord, Register, Report, Resume, ToRegistry, VERSION, Whom,
+    FromRegistry, MAX_REQUEST_FRAME, Parting, ProcessRecord, Register, Report, Resume, ToRegistry, VERSION, Whom,
 };
 
 use crate::support::{Counter, Job};
@@ -210,8 +210,8 @@ fn one_with_the_key_that_is_no_member_speaks_for_none() {
         for message in [
             ToRegistry::Report(report),
             ToRegistry::Suspect { generation, slot: 1, detail: "so they say".into() },
-            ToRegistry::Leave { is_done: true, reason: "so they say".into() },
-            ToRegistry::Heartbeat { number: 1, progress: u64::MAX, is_waiting: true },
+            ToRegistry::Leave { parting: Parting::Done, reason: "so they say".into() },
+            ToRegistry::Heartbeat { number: 1, progress: u64::MAX, is_waiting: true, counted: u64::MAX },
         ] {
             stranger.write_all(&message.encode()).expect("it listens");
         }

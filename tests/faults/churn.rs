@@ -50,7 +50,8 @@ fn churn(transport: &str, seed: u64, seconds: u64) {
         ["--evict-silent", "1", "--grace", "30"],
     ]
     .concat();
-    let options = [&["-np", "4", "--transport", transport], &options[..]].concat();
+    // Those that are killed as soon as they have joined are replaced all the same.
+    let options = [&["-np", "4", "--transport", transport, "--respawn-limit", "1000"], &options[..]].concat();
     let mut job = Launched::start(&name, &options, |place| set_hosts(place, 4));
     job.until("four ranks train", |job| job.training().len() == 4);
     let began = Instant::now();

@@ -43,8 +43,28 @@ fn member_of_a_job() {
     let mut state = Counter(0);
     let trained = train(&elastic, &mut state, Path::new(&done));
     println!("\ntrained: {trained}");
+    let code = match trained {
+        "evicted" => 5,
+        // As a program does whose `main` returns an error, or nothing, without more words.
+        "error" => {
+            drop(elastic);
+            std::process::exit(1);
+        }
+        "nothing" => {
+            drop(elastic);
+            std::process::exit(0);
+        }
+        "late" => 3,
+        _ => 0,
+    };
     elastic.shutdown();
-    std::process::exit(if trained == "evicted" { 5 } else { 0 });
+    std::process::exit(code);
+}
+
+/// What the files say that a slot is to do.
+fn order(done: &Path, slot: usize) -> Option<&'static str> {
+    let text = std::fs::read_to_string(done.with_file_name(format!("order-{slot}"))).ok()?;
+    ["error", "nothing", "early", "late", "panic"].into_iter().find(|order| *order == text)
 }
 
 fn train(elastic: &phalanx::elastic::Elastic, state: &mut Counter, done: &Path) -> &'static str {
@@ -79,6 +99,11 @@ fn train(elastic: &phalanx::elastic::Elastic, state: &mut Counter, done: &Path) 
         }
         if ASKED.load(Ordering::Relaxed) {
             elastic.request_leave();
+        }
+        match order(done, elastic.slot()) {
+            Some("panic") => panic!("as it was told to"),
+            Some(order) => return order,
+            None => {}
         }
         let hang = done.with_file_name("hang");
         if elastic.slot() == 1 && hang.exists() {
@@ -170,12 +195,29 @@ impl Job {
     }
 }
 
+/// With what the launcher says as lines that can be waited for.
+fn overheard(mut command: Command) -> (Started, impl FnMut(&str)) {
+    let (reading, writing) = std::io::pipe().expect("a pipe");
+    command.stderr(writing);
+    let started = Started::of(command);
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(reading));
+    let wait_for = move |part: &str| {
+        let heard = lines.by_ref().map_while(Result::ok).find(|line| line.contains(part));
+        assert!(heard.is_some(), "the launcher ended and did not say {part:?}");
+    };
+    (started, wait_for)
+}
+
 fn start(folder: &Path, options: &[&str]) -> Started {
+    Started::of(command(folder, options))
+}
+
+fn command(folder: &Path, options: &[&str]) -> Command {
     let worker = worker();
     let worker: Vec<&str> = worker.iter().map(String::as_str).collect();
     let mut command = run(&[options, &worker].concat());
     command.env("PHALANX_TEST_DONE", folder.join("done")).current_dir(folder);
-    Started::of(command)
+    command
 }
 
 /// Runs another command of the program to its end.
@@ -200,12 +242,122 @@ fn a_worker_that_is_killed_is_replaced() {
     let pid = pid.as_raw_nonzero();
     for part in [
         &format!("phalanx: slot 1 (host localhost, pid {pid}) was ended by signal 9 (SIGKILL); another is started\n"),
-        "phalanx: view 2: 2 ranks, slots 0, 2: slot 1 ",
+        "phalanx: view 2: 2 ranks, slots 0, 2: slot 1 is gone: it ",
         "phalanx: view 3: 3 ranks, slots 0, 2, 3: slot 3 joined; held up for ",
     ] {
         assert!(end.stderr.contains(part), "{part:?} in\n{}", end.stderr);
     }
     assert_eq!(end.text().matches("trained: done").count(), 3, "{}", end.text());
+}
+
+#[test]
+fn one_that_fails_is_replaced_whatever_goodbye_it_says() {
+    for (order, code) in [("error", 1), ("panic", 101)] {
+        let mut job = Job::new(&["-np", "3", "--min-np", "1"]);
+        job.wait_for(&[0, 1, 2]);
+        let pid = job.pid(1).as_raw_nonzero();
+        job.write("order-1", order);
+        job.wait_for(&[0, 2, 3]);
+        let end = job.assert_fine();
+        let part = format!("phalanx: slot 1 (host localhost, pid {pid}) exited with code {code}; another is started\n");
+        assert!(end.stderr.contains(&part), "{part:?} in\n{}", end.stderr);
+        assert!(end.stderr.contains("phalanx: view 2: 2 ranks, slots 0, 2: slot 1 left; "), "{}", end.stderr);
+        assert_eq!(end.text().matches("trained: done").count(), 3, "{}", end.text());
+    }
+}
+
+#[test]
+fn one_that_ends_early_and_well_is_done_and_the_others_go_on_without_it() {
+    for order in ["early", "nothing"] {
+        // Though they are fewer than the job would begin with.
+        let mut job = Job::new(&["-np", "3", "--min-np", "3"]);
+        job.wait_for(&[0, 1, 2]);
+        job.write("order-1", order);
+        job.wait_for(&[0, 2]);
+        let end = job.assert_fine();
+        assert!(!end.stderr.contains("another is started"), "{}", end.stderr);
+        assert_eq!(end.text().matches("trained: done").count(), 2, "{}", end.text());
+    }
+}
+
+#[test]
+fn a_failure_after_the_work_was_done_is_the_code_of_the_job() {
+    let mut job = Job::new(&["-np", "2", "--min-np", "1"]);
+    job.wait_for(&[0, 1]);
+    job.write("order-1", "late");
+    job.wait_for(&[0]);
+    let end = job.finish();
+    assert_eq!(end.code(), Some(3), "{}", end.stderr);
+    let part = " exited with code 3 after it had said that its work is done\n";
+    assert!(end.stderr.contains(part) && !end.stderr.contains("another is started"), "{}", end.stderr);
+}
+
+#[test]
+fn members_that_are_all_asked_to_leave_are_no_job_that_is_done() {
+    let mut job = Job::new(&["-np", "2", "--min-np", "1"]);
+    job.wait_for(&[0, 1]);
+    job.signal(1, Signal::TERM);
+    job.wait_for(&[0]);
+    job.signal(0, Signal::TERM);
+    let end = job.launcher.wait();
+    assert_eq!(end.code(), Some(1), "{}\n{}", end.text(), end.stderr);
+    let part = "phalanx: the job ended before its work was done: all members left as they were asked to\n";
+    assert!(end.stderr.contains(part) && !end.stderr.contains("another is started"), "{}", end.stderr);
+}
+
+#[test]
+fn fewer_members_than_the_job_needs_wait_after_one_was_asked_to_leave_too() {
+    let mut job = Job::new(&["-np", "2", "--min-np", "2", "--elastic-timeout", "0.5"]);
+    job.wait_for(&[0, 1]);
+    job.signal(1, Signal::TERM);
+    let end = job.launcher.wait();
+    assert_eq!(end.code(), Some(1), "{}\n{}", end.text(), end.stderr);
+    for part in [
+        "phalanx: 1 rank is there, the job needs 2: waiting for more\n",
+        "phalanx: the job cannot go on: 1 member is left, the job needs 2, and no more came within 0.5 s",
+    ] {
+        assert!(end.stderr.contains(part), "{part:?} in\n{}", end.stderr);
+    }
+}
+
+#[test]
+fn a_list_of_hosts_without_room_is_waited_for_and_then_ends_the_job() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("hosts"), "localhost:2\n").expect("room");
+    let options = ["-np", "2", "--min-np", "2", "--host-discovery-script", "cat hosts", "--elastic-timeout", "2"];
+    let mut job = Job::in_folder(folder, &options);
+    job.wait_for(&[0, 1]);
+    job.write("hosts", "");
+    let end = job.launcher.wait();
+    assert_eq!(end.code(), Some(1), "{}\n{}", end.text(), end.stderr);
+    for part in [
+        "phalanx: host localhost is no longer in the list\n",
+        "phalanx: the list of hosts has room for 0 ranks, the job needs 2: keeping slots 0, 1; without more room the job \
+         ends in 2 s\n",
+        "phalanx: the job cannot go on: for 2 s the list of hosts has had room for 0 ranks, the job needs 2; ending 2 \
+         workers\n",
+    ] {
+        assert!(end.stderr.contains(part), "{part:?} in\n{}", end.stderr);
+    }
+}
+
+#[test]
+fn newcomers_that_fall_as_soon_as_they_have_joined_are_replaced_with_pauses_and_then_no_more() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = ["-np", "2", "--min-np", "1", "--respawn-limit", "2"];
+    let (launcher, mut wait_for) = overheard(command(folder.path(), &options));
+    let mut job = Job { launcher, folder, workers: Default::default(), read: String::new() };
+    job.wait_for(&[0, 1]);
+    for slot in [2, 3] {
+        job.write(&format!("order-{slot}"), "error");
+    }
+    job.signal(1, Signal::KILL);
+    wait_for("was ended by signal 9 (SIGKILL); another is started");
+    wait_for(" exited with code 1; another is started in 1 s");
+    wait_for(
+        " exited with code 1; 2 in a row did not come to work there: no other is started in its place on host localhost",
+    );
+    job.assert_fine();
 }
 
 #[test]
@@ -285,15 +437,23 @@ fn hosts_appear_and_vanish() {
     job.write("hosts", "localhost:2\n");
     job.wait_for(&[0, 1]);
     assert!(is_ready(third, PATIENCE) && is_ready(second, PATIENCE));
+    // One member is needed, whatever the script says.
+    job.write("hosts", "");
+    job.wait_for(&[0]);
+    job.write("hosts", "localhost:2\n");
+    job.wait_for(&[0, 4]);
     let end = job.assert_fine();
     for part in [
         "phalanx: host localhost has 9 slots now\n",
         "phalanx: host localhost has 2 slots now\n",
         "phalanx: slots 2, 3 asked to leave\n",
+        "phalanx: the list of hosts has room for 0 ranks, the job needs 1: keeping slot 0; without more room the job ends \
+         in 600 s\n",
+        "phalanx: the list of hosts has room for 2 ranks again\n",
     ] {
         assert!(end.stderr.contains(part), "{part:?} in\n{}", end.stderr);
     }
-    assert_eq!(end.text().matches("trained: left").count(), 2, "{}", end.text());
+    assert_eq!(end.text().matches("trained: left").count(), 3, "{}", end.text());
     assert!(!end.stderr.contains("another is started"), "{}", end.stderr);
 }
 
@@ -313,8 +473,10 @@ fn a_launcher_that_is_asked_to_end_lets_the_workers_finish_their_step() {
     job.wait_for(&[0, 1]);
     job.launcher.signal(Signal::TERM);
     let end = job.launcher.wait();
-    assert_eq!(end.code(), Some(0), "{}\n{}", end.text(), end.stderr);
+    // They have finished a step, not their work.
+    assert_eq!(end.code(), Some(143), "{}\n{}", end.text(), end.stderr);
     assert_eq!(end.text().matches("trained: left").count(), 2, "{}", end.text());
+    assert!(end.stderr.contains("phalanx: the job ended before its work was done"), "{}", end.stderr);
 }
 
 #[test]
@@ -330,7 +492,7 @@ fn a_stopped_worker_is_out_by_policy_and_learns_it() {
     job.wait_for(&[0, 2, 3]);
     let end = job.assert_fine();
     assert!(end.text().contains("[1] trained: evicted\n"), "{}", end.text());
-    assert!(end.stderr.contains("slot 1 silent: no sign of life for "), "{}", end.stderr);
+    assert!(end.stderr.contains("slot 1 is silent: no sign of life for "), "{}", end.stderr);
 }
 
 #[test]
@@ -412,19 +574,19 @@ fn two_launchers_share_a_registry_that_is_killed_and_started_again() {
     let worker = worker();
     let worker: Vec<&str> = worker.iter().map(String::as_str).collect();
     let launch = || {
-        let mut command = run(&[&["-np", "2", "--registry", &address], &worker[..]].concat());
+        let mut command = run(&[&["-v", "-np", "2", "--registry", &address], &worker[..]].concat());
         command.env("PHALANX_TEST_DONE", path("done")).env("PHALANX_KEY_FILE", &registry.key);
-        Started::of(command)
+        overheard(command)
     };
     let mut launchers = [launch(), launch()];
-    let wait_for = |launchers: &mut [Started; 2], with: &str| {
-        for launcher in launchers {
-            for _ in 0..2 {
-                while !launcher.line().contains(with) {}
-            }
+    let mut slots = Vec::new();
+    for (launcher, _) in &mut launchers {
+        for _ in 0..2 {
+            let line =
+                std::iter::repeat_with(|| launcher.line()).find(|line| line.contains(" with 4,")).expect("a line");
+            slots.push(line.split_once("trains: ").and_then(|(_, text)| text.chars().next()).expect("a slot"));
         }
-    };
-    wait_for(&mut launchers, " with 4,");
+    }
     serving.signal(Signal::KILL);
     serving.wait_status();
     assert!(Path::new(&registry.state).exists());
@@ -436,15 +598,34 @@ fn two_launchers_share_a_registry_that_is_killed_and_started_again() {
     assert_eq!(end.code(), Some(1), "{}", end.stderr);
     let status = phalanx(&["status", "--registry", &address], &[("PHALANX_KEY_FILE", &registry.key)]);
     assert!(status.text().contains("view 1: 4 ranks"), "{}\n{}", status.text(), status.stderr);
+    for (_, wait_for) in &mut launchers {
+        (0..2).for_each(|_| wait_for(" has slot "));
+    }
     std::fs::write(path("done"), "").expect("room");
-    for launcher in launchers {
+    for ((launcher, _), slots) in launchers.into_iter().zip(slots.chunks(2)) {
         let end = launcher.wait();
         assert_eq!(end.code(), Some(0), "{}\n{}", end.text(), end.stderr);
-        assert_eq!(end.text().matches("trained: done").count(), 2, "{}", end.text());
+        // Lines stand behind slots, as with a registry of the launcher's own.
+        for slot in slots {
+            assert!(end.text().contains(&format!("[{slot}] trained: done\n")), "{slot} in {}", end.text());
+        }
     }
     let mut again = again;
     assert_eq!(again.wait_status().code(), Some(0));
     assert!(!Path::new(&registry.state).exists(), "it is of no more use");
+}
+
+#[test]
+fn a_registry_that_is_not_there_is_told() {
+    let mut command = run(&["-np", "2", "--registry", "127.0.0.1:1", "true"]);
+    command.env("PHALANX_KEY", "ab".repeat(32));
+    let end = ended(command);
+    assert_eq!(end.code(), Some(1), "{}", end.stderr);
+    assert!(
+        end.stderr.contains("phalanx: no worker took part in a job: the registry cannot be reached"),
+        "{}",
+        end.stderr
+    );
 }
 
 #[test]
@@ -456,11 +637,15 @@ fn what_does_not_go_together_is_said() {
         (&["-np", "2", "--min-np", "1", "--compat", "torch", "true"][..], "WORLD_SIZE"),
         (&["-np", "2", "-H", "localhost", "--host-discovery-script", "x", "true"][..], "cannot be used with"),
         (&["-np", "2", "--registry", "x:1", "--reset-limit", "1", "true"][..], "cannot be used with"),
+        (&["-np", "2", "--respawn-limit", "0", "true"][..], "--no-respawn"),
     ] {
         let end = ended(run(arguments));
         assert_eq!(end.code(), Some(2), "{arguments:?}: {}", end.stderr);
         assert!(end.stderr.contains(part), "{part:?} in {}", end.stderr);
     }
+    let end = phalanx(&["registry", "--listen", "127.0.0.1:0"], &[]);
+    assert_eq!(end.code(), Some(2));
+    assert!(end.stderr.contains("-np N or --min-np N"), "{}", end.stderr);
     let end = phalanx(&["registry", "--listen", "127.0.0.1:0", "-np", "2"], &[]);
     assert_eq!(end.code(), Some(1));
     assert!(end.stderr.contains("PHALANX_KEY_FILE"), "{}", end.stderr);

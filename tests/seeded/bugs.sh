@@ -207,6 +207,30 @@ change src/launch/supervise.rs \
     'if matches!(life, Life::Starting | Life::Running) {'
 caught_by --lib launch::supervise::tests::what_a_rank_left_behind_is_killed_with_the_others
 
+bug takes-a-fall-for-an-end 'a member that is dropped says that its work is done'
+change src/elastic/mod.rs \
+    'self.end(Parting::Unsaid, "it ended");' \
+    'self.end(Parting::Done, "it ended");'
+caught_by '--test launcher' elastic::one_that_fails_is_replaced_whatever_goodbye_it_says
+
+bug takes-a-leave-for-an-end 'a job is done when all its members left as they were asked to'
+change src/launch/fleet/machine.rs \
+    'let end = if self.is_done { Cause::Done } else { Cause::CannotGoOn };' \
+    'let end = Cause::Done;'
+caught_by '--test launcher' elastic::members_that_are_all_asked_to_leave_are_no_job_that_is_done
+
+bug asks-all-to-leave 'an empty list of hosts has all members asked to leave'
+change src/launch/fleet/machine/surplus.rs \
+    'have > self.limits.sizes.min_np' \
+    'have > 0'
+caught_by --lib launch::fleet::machine::tests::surplus::a_list_without_room_for_the_members_that_the_job_needs_does_not_end_it
+
+bug replaces-in-a-hot-loop 'one that falls as soon as it has joined is replaced at once'
+change src/launch/fleet/machine/ends.rs \
+    'worker.is_proven || is_unheard' \
+    'worker.has_joined || is_unheard'
+caught_by --lib launch::fleet::machine::tests::ends::newcomers_that_fall_as_soon_as_they_have_joined_are_spaced_and_their_place_is_given_up
+
 bug leaves-half-a-ring-mapped 'one of the two mappings of a shared ring is never taken down'
 change src/sys/memory.rs \
     'munmap(self.start.as_ptr().cast(), 2 * self.bytes)' \

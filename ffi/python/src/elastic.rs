@@ -268,12 +268,14 @@ impl Elastic {
         self.birth.check()
     }
 
-    /// Never says goodbye, not even at the interpreter's end: the others are to see that this process failed.
-    fn forsake(slf: &Bound<'_, Self>) {
-        std::mem::forget(slf.clone().unbind());
+    /// Says goodbye, and nothing of the work: this process's exit code says whether it is done.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.birth.check()?;
+        py.detach(|| self.inner.close());
+        Ok(())
     }
 
-    /// Says goodbye.
+    /// Says that the work is done, and goodbye.
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
         self.birth.check()?;
         py.detach(|| self.inner.shutdown());

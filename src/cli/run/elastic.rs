@@ -48,6 +48,9 @@ pub struct ElasticOptions {
     /// Do not replace ranks that fail.
     #[arg(long)]
     no_respawn: bool,
+    /// Give a place up when so many ranks in a row failed in it before they joined, or within 10 s of that [default: 5].
+    #[arg(long, value_name = "N", conflicts_with = "no_respawn")]
+    respawn_limit: Option<u32>,
     /// How long a rank that is asked to leave may take before it is killed [default: 30].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     leave_grace: Option<Duration>,
@@ -83,6 +86,7 @@ impl ElasticOptions {
             name_silent: self.name_silent.unwrap_or(default.name_silent),
             evict_silent: self.evict_silent,
             respawn: !self.no_respawn,
+            respawn_limit: self.respawn_limit.unwrap_or(default.respawn_limit),
             leave_grace: self.leave_grace.unwrap_or(default.leave_grace),
             state_file: self.registry_state,
             registry: self.registry,
@@ -91,6 +95,7 @@ impl ElasticOptions {
             || self.elastic_timeout.is_some()
             || self.heartbeat.is_some()
             || self.name_silent.is_some()
+            || self.respawn_limit.is_some()
             || self.leave_grace.is_some();
         is_given.then_some(elasticity)
     }

@@ -117,10 +117,12 @@ What a rank finds:
   have (PHALANX_SLOT), which stands before its lines and stays the same, and its number on its host (PHALANX_LOCAL_RANK).
 
 Elastic jobs:
-  The program takes part through phalanx::elastic or phalanx.elastic. A worker that fails is replaced at once; one that
-  does not come to work is started again after a second, then two, four, up to a minute. A worker whose host is no longer
-  in the list gets SIGTERM: it finishes its step, says goodbye and ends. `phalanx status` shows the members, `phalanx evict`
-  takes one out.
+  The program takes part through phalanx::elastic or phalanx.elastic. A worker that fails is replaced at once. Where one
+  fails before it has joined, or within 10 s of that, another is started after a second, then two, four, up to a minute,
+  and none any more after --respawn-limit in a row. A worker is done when it says so (shutdown, or its function under
+  elastic.run returns), or exits with 0. With another code it has failed, unless it had said that it is done. One that
+  leaves at a SIGTERM is neither. A worker whose host is no longer in the list gets SIGTERM: it finishes its step, says
+  goodbye and ends; but as many as --min-np stay. `phalanx status` shows the members, `phalanx evict` takes one out.
 
 Signals:
   SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on and end the job; ranks that have not ended after the grace
@@ -135,8 +137,9 @@ Exit codes:
   127      the command was not found
   128+N    ended by signal N: the first rank that failed was, or the launcher got it
   other    the exit code of the first rank that failed
-An elastic job ends with 0 when all its members said goodbye. If it cannot go on, it ends with the code of the first
-worker that failed after its last change of members; with 1 if none did.";
+An elastic job ends with 0 when all its members said goodbye and its work is done. If it cannot go on, it ends with the
+code of the first worker that failed after its last change of members; with 1 if none did, or if all left as they were
+asked to and none was done; with 128+N if the launcher was told to end by signal N and none was done.";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum BindChoice {

@@ -119,7 +119,7 @@ fn who_is_not_in_the_next_view_is_lost_to_nobody() {
     let (tell, lost) = channel();
     engine.judge(Generation::FIRST, Box::new(move |lost: Lost| tell.send((lost.generation.0, lost.slot)).unwrap()));
     let cause = Error::ViewChanged { generation: Generation::FIRST, cause: "next".into() };
-    engine.add_channel(CommunicatorId::WORLD, [0, 1, 2].into(), 0).unwrap();
+    engine.add_channel(CommunicatorId::WORLD, [0, 1, 2].into(), 0, false).unwrap();
     for peer in [1, 2] {
         // SAFETY: nothing is pointed to.
         let _ = unsafe { engine.submit(receive_from(peer, Duration::from_secs(60)), false) };

@@ -13,7 +13,8 @@ use super::Elasticity;
 use super::discovery::{self, Answer, Discovery};
 use super::machine::{Exit, Fleet, Limits};
 use super::script::{Printed, Script};
-use crate::bootstrap::{Bind, Introduction, control, new_key};
+use super::watch::Watch;
+use crate::bootstrap::{Bind, Introduction, Variables, control, new_key, settings};
 use crate::elastic::{Owner, RegistryService, StateFile};
 use crate::launch::binding;
 use crate::launch::director::Director;
@@ -35,6 +36,8 @@ pub(in crate::launch) struct FleetDirector<'a> {
     environment: JobEnvironment,
     fleet: Fleet,
     registry: Option<Registry>,
+    /// The registry, when it runs elsewhere.
+    watch: Option<Watch>,
     /// Of workers that run, the process and its host's identity.
     processes: BTreeMap<usize, Process>,
     /// Who registered, and is not known to be a worker yet.
@@ -71,11 +74,13 @@ impl<'a> FleetDirector<'a> {
     /// Starts the registry, if it is the launcher's own.
     pub(in crate::launch) fn new(now: Instant, plan: &'a Plan, elastic: &Elasticity) -> Result<Self> {
         let mut environment = plan.environment.clone();
+        let mut watch = None;
         let registry = match &elastic.registry {
             Some(address) => {
                 environment.registry = Some(address.clone());
                 environment.key = std::env::var("PHALANX_KEY").ok();
                 environment.key_file = std::env::var("PHALANX_KEY_FILE").ok();
+                watch = Some(Watch::start(address, settings(&Variables::of_process())?.key)?);
                 None
             }
             None => Some(start_registry(plan, elastic, &mut environment)?),
@@ -87,6 +92,8 @@ impl<'a> FleetDirector<'a> {
             respawn: elastic.respawn,
             leave_grace: elastic.leave_grace,
             cooldown: elastic.cooldown,
+            respawn_limit: elastic.respawn_limit,
+            elastic_timeout: elastic.elastic_timeout,
             owns_registry: registry.is_some(),
         };
         let mut fleet = Fleet::new(now, limits);
@@ -105,7 +112,7 @@ impl<'a> FleetDirector<'a> {
             fleet.set_hosts(now, &plan.hosts, false);
         }
         let (processes, strangers) = (BTreeMap::new(), Vec::new());
-        Ok(Self { plan, environment, fleet, registry, processes, strangers, hosts })
+        Ok(Self { plan, environment, fleet, registry, watch, processes, strangers, hosts })
     }
 
     /// The job is over, for this reason. Whoever is a member and not a worker hears it.
@@ -136,6 +143,27 @@ impl<'a> FleetDirector<'a> {
         self.tell_exits();
     }
 
+    /// Hears of a registry that runs elsewhere.
+    fn take_seen(&mut self, now: Instant) {
+        let Some(seen) = self.watch.as_ref().and_then(Watch::take) else { return };
+        match seen {
+            Ok(there) => {
+                self.fleet.handle_reached(now);
+                // Those of other hosts are other launchers'.
+                let is_here = |record: &ProcessRecord| self.processes.values().any(|it| it.host == record.host);
+                self.strangers = there.into_iter().filter(|(_, record)| is_here(record)).collect();
+                self.recognise();
+                self.strangers.clear();
+                if let Some(watch) = &self.watch
+                    && self.processes.keys().all(|worker| self.fleet.slot(*worker).is_some())
+                {
+                    watch.rest();
+                }
+            }
+            Err(what) => self.fleet.handle_unreached(now, what),
+        }
+    }
+
     /// Finds out which of the workers registered: it is a worker's process, or one that it started.
     fn recognise(&mut self) {
         let processes = &self.processes;
@@ -146,7 +174,7 @@ impl<'a> FleetDirector<'a> {
                 let above = tree::ancestors(record.pid);
                 here().find(|(_, process)| above.contains(&process.pid))
             });
-            if let Some((worker, _)) = found {
+            if let Some((worker, _)) = found.filter(|(worker, _)| fleet.slot(**worker) != Some(*slot)) {
                 fleet.handle_registered(*worker, *slot);
             }
             found.is_none()
@@ -157,6 +185,11 @@ impl<'a> FleetDirector<'a> {
     }
 
     fn tell_exits(&mut self) {
+        if self.fleet.poll_done()
+            && let Some(registry) = &self.registry
+        {
+            registry.service.done();
+        }
         while let Some(Exit { worker, slot, how }) = self.fleet.poll_exit() {
             let process = self.processes.remove(&worker);
             let who = match (slot, process) {
@@ -280,6 +313,7 @@ impl Director for FleetDirector<'_> {
                 self.processes.insert(rank, Process { pid, host: Introduction::host_bytes(&host) });
                 self.recognise();
             }
+            self.watch.iter().for_each(Watch::ask);
         }
         self.fleet.handle_event(now, event);
         self.tell_exits();
@@ -351,11 +385,12 @@ impl Director for FleetDirector<'_> {
     fn watched(&self) -> Vec<BorrowedFd<'_>> {
         let registry = self.registry.iter().map(|registry| registry.wake.as_fd());
         let run = self.hosts.iter().filter_map(|asked| asked.run.as_ref());
-        registry.chain(run.flat_map(Script::watched)).collect()
+        registry.chain(self.watch.iter().map(Watch::watched)).chain(run.flat_map(Script::watched)).collect()
     }
 
     fn handle_readable(&mut self, now: Instant) {
         self.take_news(now);
+        self.take_seen(now);
         if let Some(printed) = self.hosts.as_mut().and_then(|asked| asked.run.as_mut()?.read()) {
             self.hear_of_hosts(now, &printed);
             self.tell_exits();

@@ -2,10 +2,11 @@
 //!
 //! Two rules, for two kinds of trouble:
 //!
-//! - **Starts that fail.** A worker that ends before it was in a view failed to start. After the first such end on a host
-//!   the next start there waits a second, after each further one twice as long, a minute at most; a worker that comes
-//!   into a view makes that forgotten. So a program that cannot start is not started in a hot loop, while one that was at
-//!   work and fell is replaced at once.
+//! - **Starts that fail.** A worker that fails before it was in a view, or within ten seconds of that, did not come to work.
+//!   After the first such end on a host the next start there waits a second, after each further one twice as long, a
+//!   minute at most; a worker that comes to work makes that forgotten. So a program that cannot start, or falls as soon as
+//!   it has joined, is not started in a hot loop, while one that was at work and fell is replaced at once. A slot on which
+//!   too many in a row did not come to work is given up.
 //! - **Hosts that fail.** With a range of cooldown, MIN to MAX, a host on which a worker failed is marked; from the second
 //!   failure in a row it is blacklisted: nothing is started there for MIN, then twice as long each time, MAX at most. What
 //!   runs there goes on. A host without a failure for MAX, and a minute at least, after that is as good as new.
@@ -57,11 +58,11 @@ fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
 }
 
 impl Health {
-    /// A worker failed here. `was_member`: it had been in a view.
-    pub(super) fn handle_failure(&mut self, now: Instant, was_member: bool, cooldown: Option<Cooldown>) -> Rest {
+    /// A worker failed here. `was_at_work`: it had come to work.
+    pub(super) fn handle_failure(&mut self, now: Instant, was_at_work: bool, cooldown: Option<Cooldown>) -> Rest {
         let mut rest = Rest::None;
         let mut length = Duration::ZERO;
-        if !was_member {
+        if !was_at_work {
             length = doubled(FIRST_PAUSE, self.failed_starts, LONGEST_PAUSE);
             self.failed_starts = self.failed_starts.saturating_add(1);
             rest = Rest::Pause(length);
@@ -83,8 +84,8 @@ impl Health {
         rest
     }
 
-    /// A worker of this host came into a view.
-    pub(super) fn handle_joined(&mut self) {
+    /// A worker of this host came to work.
+    pub(super) fn handle_success(&mut self) {
         self.failed_starts = 0;
     }
 
@@ -115,7 +116,7 @@ mod tests {
             assert_eq!(health.rests_until(now + seconds * SECOND), None);
         }
         assert!(!health.is_good(now));
-        health.handle_joined();
+        health.handle_success();
         assert!(health.is_good(now + 60 * SECOND));
         assert_eq!(health.handle_failure(now, false, None), Rest::Pause(SECOND));
     }

@@ -1,6 +1,6 @@
 //! The hosts of an elastic job: which there are, who occupies their slots, and where the next worker goes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::health::Health;
@@ -16,6 +16,10 @@ pub(super) struct Entry {
     occupied: Vec<(usize, usize)>,
     /// How many slots are not used again: their workers are done, or are not to be replaced.
     used_up: usize,
+    /// How many are given up, for others elsewhere: their workers left, or none came to work.
+    given_up: usize,
+    /// Of slots on which workers failed to come to work: how many in a row.
+    failed: BTreeMap<usize, u32>,
     pub(super) health: Health,
 }
 
@@ -27,12 +31,23 @@ impl Entry {
 
     /// The number of a slot that is free.
     fn free(&self) -> Option<usize> {
-        if self.occupied.len() + self.used_up >= self.slots() {
+        if self.occupied.len() + self.used_up + self.given_up >= self.slots() {
             return None;
         }
         let taken: BTreeSet<usize> = self.occupied.iter().map(|(place, _)| *place).collect();
         (0..).find(|place| !taken.contains(place))
     }
+}
+
+/// What becomes of a slot when nothing is left of its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// It is for another.
+    Free,
+    /// It is not used again: its worker is done, or is not to be replaced.
+    UsedUp,
+    /// It is not used again, but the job has room for another worker elsewhere.
+    GivenUp,
 }
 
 /// What a new list changes.
@@ -61,15 +76,23 @@ impl Hosts {
             if entry.is_listed && !is_listed {
                 changes.push(Change::Went(entry.host.name.clone()));
                 // Should it come back, it is for new work.
-                entry.used_up = 0;
+                (entry.used_up, entry.given_up) = (0, 0);
+                entry.failed.clear();
             }
             entry.is_listed &= is_listed;
         }
         for host in listed {
             match self.entries.iter_mut().find(|entry| entry.host.name == host.name) {
                 None => {
-                    let (occupied, health) = (Vec::new(), Health::default());
-                    self.entries.push(Entry { host: host.clone(), is_listed: true, occupied, used_up: 0, health });
+                    self.entries.push(Entry {
+                        host: host.clone(),
+                        is_listed: true,
+                        occupied: Vec::new(),
+                        used_up: 0,
+                        given_up: 0,
+                        failed: BTreeMap::new(),
+                        health: Health::default(),
+                    });
                     changes.push(Change::Came(host.name.clone(), host.slots));
                 }
                 Some(entry) => {
@@ -108,12 +131,41 @@ impl Hosts {
         }
     }
 
-    /// Nothing is left of a worker. `is_used_up`: its slot is not for another.
-    pub(super) fn release(&mut self, name: &str, worker: usize, is_used_up: bool) {
+    /// Nothing is left of a worker. `after` says what becomes of its slot.
+    pub(super) fn release(&mut self, name: &str, worker: usize, after: After) {
         if let Some(entry) = self.get_mut(name) {
+            if after != After::Free
+                && let Some((place, _)) = entry.occupied.iter().find(|(_, other)| *other == worker)
+            {
+                entry.failed.remove(place);
+            }
             entry.occupied.retain(|(_, other)| *other != worker);
-            entry.used_up += usize::from(is_used_up && entry.is_listed);
+            entry.used_up += usize::from(after == After::UsedUp && entry.is_listed);
+            entry.given_up += usize::from(after == After::GivenUp && entry.is_listed);
         }
+    }
+
+    /// A worker has come to work: what failed before on its slot and its host is forgotten.
+    pub(super) fn prove(&mut self, name: &str, worker: usize) {
+        let Some(entry) = self.get_mut(name) else { return };
+        entry.health.handle_success();
+        if let Some((place, _)) = entry.occupied.iter().find(|(_, other)| *other == worker) {
+            entry.failed.remove(place);
+        }
+    }
+
+    /// A worker failed to come to work. Returns how many did so in a row on its slot.
+    pub(super) fn count_failure(&mut self, name: &str, worker: usize) -> u32 {
+        let Some(entry) = self.get_mut(name) else { return 0 };
+        let Some((place, _)) = entry.occupied.iter().find(|(_, other)| *other == worker) else { return 0 };
+        let count = entry.failed.entry(*place).or_insert(0);
+        *count = count.saturating_add(1);
+        *count
+    }
+
+    /// How many slots there are for workers, in use or not.
+    pub(super) fn room(&self) -> usize {
+        self.entries.iter().map(|entry| entry.slots().saturating_sub(entry.used_up + entry.given_up)).sum()
     }
 
     /// How many slots are not used again.
@@ -163,9 +215,9 @@ mod tests {
         assert_eq!(take(2), Some(("a".into(), 0)));
         assert_eq!(take(3), Some(("new".into(), 0)));
         assert_eq!(take(4), None);
-        hosts.release("b", 0, false);
+        hosts.release("b", 0, After::Free);
         assert_eq!(hosts.free(now).map(|(host, place)| (host.name.as_str(), place)), Some(("b", 0)));
-        hosts.release("a", 2, true);
+        hosts.release("a", 2, After::UsedUp);
         hosts.occupy("b", 0, 4);
         assert!(hosts.free(now).is_none(), "the slot on a is used up");
     }
@@ -176,7 +228,7 @@ mod tests {
         let mut hosts = Hosts::default();
         hosts.update(now, &list(&[("a", 1), ("b", 1)]));
         hosts.occupy("b", 0, 7);
-        hosts.release("b", 7, true);
+        hosts.release("b", 7, After::UsedUp);
         assert_eq!(hosts.update(now, &list(&[("a", 2)])), [Change::Went("b".into()), Change::Slots("a".into(), 2)]);
         assert_eq!(hosts.iter().count(), 1, "nothing is left of b");
         hosts.update(now, &list(&[("b", 1)]));
@@ -212,7 +264,7 @@ mod tests {
                     hosts.update(now, &names.into_iter().zip(slots).map(|(name, slots)| Host::new(name, slots)).collect::<Vec<_>>());
                 } else if !workers.is_empty() {
                     let (name, _, worker) = workers.swap_remove(count % workers.len());
-                    hosts.release(&name, worker, false);
+                    hosts.release(&name, worker, After::Free);
                 }
                 if let Some((name, place)) = take(&mut hosts, now, number) {
                     let here = workers.iter().filter(|(other, ..)| *other == name).count();

@@ -3,31 +3,33 @@
 //! A worker's standing is what the registry last said of it:
 //!
 //! ```text
-//!   Unknown ──▶ Registered ──▶ Member ──▶ Left     it said goodbye
+//!   Unknown ──▶ Registered ──▶ Member ──▶ Left     it said goodbye, and perhaps what that says of its work
 //!                    ▲            │
 //!                    │            ▼
 //!                    └────────── Out               the registry judged that it is gone
 //! ```
 //!
-//! What its end means depends on both, process and standing; `ends.rs` decides. `news.rs` hears the registry.
+//! What its end means depends on both, process and standing; `ends.rs` decides. `news.rs` hears the registry, `surplus.rs`
+//! sees to those for which there is no slot any more.
 
 mod ends;
 mod news;
+mod surplus;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::health::Cooldown;
-use super::hosts::Hosts;
+use super::hosts::{After, Hosts};
 use super::{Sizes, words};
 use crate::launch::course::{Course, Turn};
 use crate::launch::hosts::Host;
 use crate::launch::signal::Signal;
 use crate::launch::supervise::{Action, Cause, Event, Notice, Policy};
-use crate::launch::words::{ALWAYS, NORMAL, VERBOSE, plural};
-use crate::wire::registry::Slot;
+use crate::launch::words::{ALWAYS, NORMAL, UNDONE, VERBOSE, plural};
+use crate::wire::registry::{Parting, Slot};
 
 /// What the machine is held to.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +39,10 @@ pub(super) struct Limits {
     pub(super) respawn: bool,
     pub(super) leave_grace: Duration,
     pub(super) cooldown: Option<Cooldown>,
+    /// How many in a row may fail to come to work on a slot.
+    pub(super) respawn_limit: u32,
+    /// How long members stay for which there is no slot, because the job needs them.
+    pub(super) elastic_timeout: Duration,
     /// Whether the registry is the launcher's own, and heard; otherwise nothing is known but what processes do.
     pub(super) owns_registry: bool,
 }
@@ -76,7 +82,7 @@ enum Standing {
     Unknown,
     Registered,
     Member,
-    Left,
+    Left(Parting),
     /// `is_excused`: an operator wanted it out, which is no failure.
     Out {
         is_excused: bool,
@@ -94,18 +100,24 @@ struct Worker {
     pid: Option<i32>,
     started: Instant,
     has_joined: bool,
+    /// When it came into a view.
+    joined_at: Option<Instant>,
+    /// It has come to work: it was in the first view, or in one for long enough.
+    is_proven: bool,
     /// There was a view without it: what became of the job later is not its fault.
     is_closed_up: bool,
     /// It was asked to leave: however it ends, that is no failure.
     is_asked: bool,
+    /// There is no slot for it, but the job needs it.
+    is_kept: bool,
     /// It is killed then.
     kill_at: Option<Instant>,
     /// How it ended, as a cause for the job's end; whether that was by itself with code 0.
     end: Option<(Cause, bool)>,
     /// Whether it is decided what its end means.
     is_settled: bool,
-    /// Its place is not for another.
-    is_used_up: bool,
+    /// What becomes of its place.
+    after: After,
 }
 
 impl Worker {
@@ -116,6 +128,9 @@ impl Worker {
 
 /// When the registry has ended the job, its members hear of it and say so; then they are asked to end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// A worker that has been a member for so long has come to work; without a registry to ask, one that ran for so long.
+const AT_WORK: Duration = Duration::from_secs(10);
 
 /// How many workers of which nothing is left are known by name.
 const REMEMBERED: usize = 4096;
@@ -129,6 +144,10 @@ pub(super) struct Fleet {
     workers: BTreeMap<usize, Worker>,
     /// Of every worker, its label and its host.
     names: BTreeMap<usize, (usize, String)>,
+    /// Whose labels are slots, where the registry runs elsewhere.
+    slotted: BTreeSet<usize>,
+    /// Whether that can be reached, and if not yet, why; unknown at first.
+    reach: Option<Result<(), String>>,
     next_worker: usize,
     next_label: usize,
     has_view: bool,
@@ -136,8 +155,12 @@ pub(super) struct Fleet {
     is_winding_up: bool,
     /// The registry says that the job has finished.
     is_over: bool,
-    /// Some worker ended well.
+    /// The work is done, as far as somebody said, in words or by an exit code.
     is_done: bool,
+    /// That is to be told to the registry, which cannot know.
+    is_done_news: bool,
+    /// It was said that the job ended before its work was done.
+    is_undone_told: bool,
     /// How many starts failed before the first view; without a registry of our own: in a row.
     failed_starts: usize,
     /// The first failure since the last view.
@@ -146,8 +169,14 @@ pub(super) struct Fleet {
     late_failure: Option<Cause>,
     /// Whether a worker failed after all had been asked to end.
     ended_badly: bool,
+    /// The workers that are kept though there is no slot for them, as was told.
+    kept: Vec<usize>,
+    /// When the job ends, because there has been no room for the members that it needs.
+    short_until: Option<Instant>,
     /// When those that the job's end leaves without work are asked to end.
     ask_at: Option<Instant>,
+    /// How the processes in slots ended.
+    endings: BTreeMap<Slot, String>,
     exits: VecDeque<Exit>,
     actions: VecDeque<Action>,
 }
@@ -161,17 +190,24 @@ impl Fleet {
             hosts: Hosts::default(),
             workers: BTreeMap::new(),
             names: BTreeMap::new(),
+            slotted: BTreeSet::new(),
+            reach: None,
             next_worker: 0,
             next_label: if limits.owns_registry { limits.sizes.np } else { 0 },
             has_view: false,
             is_winding_up: false,
             is_over: false,
             is_done: false,
+            is_done_news: false,
+            is_undone_told: false,
             failed_starts: 0,
             first_failure: None,
             late_failure: None,
             ended_badly: false,
+            kept: Vec::new(),
+            short_until: None,
             ask_at: None,
+            endings: BTreeMap::new(),
             exits: VecDeque::new(),
             actions: VecDeque::new(),
         }
@@ -240,6 +276,7 @@ impl Fleet {
             self.ask_at = None;
             self.signal_living(Signal::TERM);
         }
+        self.end_if_short(now);
         let due = |worker: &Worker| worker.kill_at.is_some_and(|at| now >= at) && worker.life != Life::Gone;
         let late: Vec<usize> = self.workers.iter().filter(|(_, worker)| due(worker)).map(|(id, _)| *id).collect();
         for id in late {
@@ -257,7 +294,7 @@ impl Fleet {
     pub(super) fn poll_deadline(&self, now: Instant) -> Option<Instant> {
         let start = if self.wants_more() { self.hosts.next_free(now) } else { None };
         let kills = self.workers.values().filter_map(|worker| worker.kill_at);
-        kills.chain(self.course.poll_deadline()).chain(self.ask_at).chain(start).min()
+        kills.chain(self.course.poll_deadline()).chain(self.ask_at).chain(self.short_until).chain(start).min()
     }
 
     /// The next thing to do.
@@ -282,6 +319,11 @@ impl Fleet {
         self.exits.pop_front()
     }
 
+    /// Whether the registry is to be told that the work is done. Once.
+    pub(super) fn poll_done(&mut self) -> bool {
+        std::mem::take(&mut self.is_done_news)
+    }
+
     /// Why the job ended, once nothing of any worker is left and nothing more is to come.
     pub(super) fn outcome(&self) -> Option<Cause> {
         if !self.workers.is_empty() {
@@ -291,10 +333,19 @@ impl Fleet {
             // Workers that took the signal as a request to finish, and did, make a job that finished.
             Some(Cause::Signal(_)) if self.is_done && !self.ended_badly => Some(Cause::Done),
             Some(cause) => Some(cause),
-            None if self.is_over => Some(self.late_failure.unwrap_or(Cause::Done)),
+            None if self.is_over => {
+                let end = if self.is_done { Cause::Done } else { Cause::CannotGoOn };
+                Some(self.late_failure.unwrap_or(end))
+            }
             // Members elsewhere may go on: the registry is going to say.
             None if self.limits.owns_registry && self.has_view => None,
-            None => self.is_done.then_some(Cause::Done),
+            None if self.limits.owns_registry => self.is_done.then_some(Cause::Done),
+            None => match &self.reach {
+                // Whoever ended well had nobody to take part with.
+                Some(Err(_)) => self.is_done.then_some(Cause::CannotGoOn),
+                Some(Ok(())) => self.is_done.then_some(Cause::Done),
+                None => None,
+            },
         }
     }
 
@@ -308,9 +359,15 @@ impl Fleet {
         self.names.get(&worker).map_or(worker, |(label, _)| *label)
     }
 
+    /// A worker's slot, if it is known.
+    pub(super) fn slot(&self, worker: usize) -> Option<Slot> {
+        self.workers.get(&worker).and_then(|worker| worker.slot)
+    }
+
     /// What a worker is called.
     pub(super) fn name(&self, worker: usize) -> String {
-        format!("{} {}", if self.limits.owns_registry { "slot" } else { "worker" }, self.label(worker))
+        let has_slot = self.limits.owns_registry || self.slotted.contains(&worker);
+        format!("{} {}", if has_slot { "slot" } else { "worker" }, self.label(worker))
     }
 
     /// The name of a worker's host.
@@ -324,20 +381,57 @@ impl Fleet {
 
     /// Everything that follows from what happened.
     fn advance(&mut self, now: Instant) {
+        self.prove(now);
         for worker in self.workers.keys().copied().collect::<Vec<_>>() {
             self.settle(now, worker);
         }
         let is_over = |worker: &Worker| worker.life == Life::Gone && worker.is_settled;
         while let Some(id) = self.workers.iter().find_map(|(id, worker)| is_over(worker).then_some(*id)) {
             let Some(worker) = self.workers.remove(&id) else { break };
-            self.hosts.release(&worker.placement.host.name, id, worker.is_used_up);
+            self.hosts.release(&worker.placement.host.name, id, worker.after);
+        }
+        if !self.kept.is_empty() {
+            self.ask_surplus(now);
         }
         self.start_more(now);
+        self.tell_if_undone();
+    }
+
+    /// Those that have been members for long enough have come to work.
+    fn prove(&mut self, now: Instant) {
+        let has_lasted = |at: Instant| now.saturating_duration_since(at) >= AT_WORK;
+        for (id, worker) in &mut self.workers {
+            if worker.joined_at.is_some_and(|at| has_lasted(at) && !worker.is_proven) {
+                worker.is_proven = true;
+                self.hosts.prove(&worker.placement.host.name, *id);
+            }
+        }
+    }
+
+    /// Once nobody is left, and nobody said that the work is done: all left as they were asked to. Or there was nobody who
+    /// could be told.
+    fn tell_if_undone(&mut self) {
+        if let (Some(Err(what)), true, None) = (&self.reach, self.is_done, self.course.cause())
+            && self.workers.is_empty()
+            && !self.is_undone_told
+        {
+            let text = format!("no worker took part in a job: {what}");
+            self.is_undone_told = true;
+            self.say(ALWAYS, text);
+        }
+        let is_ending_well = matches!(self.course.cause(), None | Some(Cause::Signal(_)));
+        let has_failed = self.late_failure.is_some() || self.ended_badly;
+        let is_undone = self.is_over && is_ending_well && self.workers.is_empty() && !self.is_done && !has_failed;
+        if is_undone && !std::mem::replace(&mut self.is_undone_told, true) {
+            self.say(ALWAYS, UNDONE.into());
+        }
     }
 
     /// How many workers there are that are to stay, and places that are not to be filled again.
     fn staying(&self) -> usize {
-        let stays = |worker: &&Worker| (worker.is_alive() && !worker.is_asked) || worker.is_used_up;
+        let stays = |worker: &&Worker| {
+            (worker.is_alive() && !worker.is_asked && !worker.is_kept) || worker.after == After::UsedUp
+        };
         self.workers.values().filter(stays).count() + self.hosts.used_up()
     }
 
@@ -373,12 +467,15 @@ impl Fleet {
                 pid: None,
                 started: now,
                 has_joined: false,
+                joined_at: None,
+                is_proven: false,
                 is_closed_up: false,
                 is_asked: false,
+                is_kept: false,
                 kill_at: None,
                 end: None,
                 is_settled: false,
-                is_used_up: false,
+                after: After::Free,
             };
             self.workers.insert(id, worker);
             self.actions.push_back(Action::Spawn { rank: id });
@@ -397,46 +494,10 @@ impl Fleet {
         self.next_label - 1
     }
 
-    /// Asks workers to leave for which their host has no slot any more: those first that have done least.
-    fn ask_surplus(&mut self, now: Instant) {
-        let mut surplus = Vec::new();
-        for entry in self.hosts.iter() {
-            let mut here: Vec<(bool, usize)> = self
-                .workers
-                .iter()
-                .filter(|(_, worker)| worker.placement.host.name == entry.host.name)
-                .filter(|(_, worker)| worker.is_alive() && !worker.is_asked)
-                .map(|(id, worker)| (!worker.has_joined, *id))
-                .collect();
-            here.sort_unstable();
-            surplus.extend(here.into_iter().skip(entry.slots()).map(|(_, id)| id));
-        }
-        for &id in &surplus {
-            self.ask(now, id);
-        }
-        if !surplus.is_empty() {
-            let mut labels: Vec<usize> = surplus.iter().map(|&id| self.label(id)).collect();
-            labels.sort_unstable();
-            self.say(NORMAL, format!("{} asked to leave", words::slots(&labels)));
-        }
-    }
-
-    /// Asks one worker to leave.
-    fn ask(&mut self, now: Instant, id: usize) {
-        let Some(worker) = self.workers.get_mut(&id) else { return };
-        if worker.life == Life::Waiting {
-            self.forget(id);
-            return;
-        }
-        worker.is_asked = true;
-        worker.kill_at = now.checked_add(self.limits.leave_grace);
-        self.actions.push_back(Action::Ask { rank: id, signal: Signal::TERM });
-    }
-
     /// A worker that was not started is not going to be.
     fn forget(&mut self, id: usize) {
         if let Some(worker) = self.workers.remove(&id) {
-            self.hosts.release(&worker.placement.host.name, id, false);
+            self.hosts.release(&worker.placement.host.name, id, After::Free);
         }
     }
 

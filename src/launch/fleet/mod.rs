@@ -16,6 +16,7 @@ mod health;
 mod hosts;
 mod machine;
 mod script;
+mod watch;
 mod words;
 
 use std::path::PathBuf;
@@ -42,6 +43,8 @@ pub struct Elasticity {
     pub slots_per_host: Option<usize>,
     /// How long hosts that fail repeatedly are not used. None: they are used again at once.
     pub cooldown: Option<Cooldown>,
+    /// How many workers in a row may fail to come to work in one place, before it is given up.
+    pub respawn_limit: u32,
     /// How often the view may change.
     pub reset_limit: Option<u64>,
     /// How long the job waits with too few members.
@@ -71,6 +74,8 @@ impl Default for Elasticity {
             discovery_script: None,
             slots_per_host: None,
             cooldown: None,
+            // With the pauses between them, 15 s.
+            respawn_limit: 5,
             reset_limit: None,
             elastic_timeout: Duration::from_secs(600),
             heartbeat: Duration::from_secs(5),
@@ -156,6 +161,11 @@ impl Elasticity {
                 "--evict-silent {limit:?} is shorter than --heartbeat {:?}, within which a sign of life is due",
                 self.heartbeat
             )));
+        }
+        if self.respawn_limit == 0 {
+            return Err(Error::invalid(
+                "--respawn-limit 0 cannot be: expected 1 or more; --no-respawn replaces none that fails",
+            ));
         }
         if let Some(Cooldown { least, most }) = self.cooldown
             && (least.is_zero() || least > most)

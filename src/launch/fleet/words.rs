@@ -6,7 +6,7 @@ use super::health::Rest;
 use super::hosts::Change;
 use crate::launch::words::{ALWAYS, NORMAL, VERBOSE, plural};
 use crate::membership::registry::{Event, Outcome};
-use crate::wire::registry::{Gone, Slot, Why};
+use crate::wire::registry::{Gone, Slot};
 
 /// More members than this are counted only.
 const MOST_LISTED: usize = 16;
@@ -43,19 +43,6 @@ pub(super) fn length(length: Duration) -> String {
     }
 }
 
-/// A member that is out, and why.
-fn gone(gone: &Gone) -> String {
-    let Gone { slot, why, detail } = gone;
-    match why {
-        Why::Left => format!("slot {slot} left"),
-        Why::Exited => format!("slot {slot} {detail}"),
-        Why::Evicted => format!("slot {slot} was evicted: {detail}"),
-        Why::Closed => format!("slot {slot} is gone: {detail}"),
-        Why::Unreachable => format!("slot {slot}'s host does not answer: {detail}"),
-        _ => gone.to_string(),
-    }
-}
-
 /// A change of view.
 struct ViewChange<'a> {
     generation: u64,
@@ -73,7 +60,7 @@ fn view(change: &ViewChange<'_>) -> String {
         ..=MOST_LISTED => format!(", {}", slots(members)),
         _ => String::new(),
     };
-    let mut causes: Vec<String> = change.gone.iter().map(gone).collect();
+    let mut causes: Vec<String> = change.gone.iter().map(Gone::to_string).collect();
     if !change.joined.is_empty() {
         causes.push(format!("{} joined", slots(change.joined)));
     }
@@ -98,7 +85,7 @@ pub(in crate::launch) fn news(event: &Event, is_first: bool) -> (u8, String) {
         Event::LinkLost { by, of, detail } => (VERBOSE, format!("slot {by} lost its link to slot {of}: {detail}")),
         Event::Named { slot, detail } => (NORMAL, format!("slot {slot}: {detail}")),
         Event::Left { slot, reason, .. } => (VERBOSE, format!("slot {slot} said goodbye: {reason}")),
-        Event::Lost(gone) => (NORMAL, format!("{}: it is out", self::gone(gone))),
+        Event::Lost(gone) => (NORMAL, gone.to_string()),
         Event::Waiting { have, need } => {
             let are = if *have == 1 { "is" } else { "are" };
             (NORMAL, format!("{} {are} there, the job needs {need}: waiting for more", plural(*have, "rank")))
@@ -125,6 +112,15 @@ pub(super) fn consequence(respawn: bool, rest: Rest, host: &str) -> String {
     }
 }
 
+/// So many workers in a row did not come to work on a slot.
+pub(super) fn given_up(in_a_row: u32, host: &str) -> String {
+    let so_many = match in_a_row {
+        1 => "no worker is".into(),
+        count => format!("{count} in a row did not come to work there: no other is"),
+    };
+    format!("{so_many} started in its place on host {host}")
+}
+
 /// A change of the list of hosts.
 pub(super) fn hosts(change: &Change) -> String {
     match change {
@@ -137,6 +133,7 @@ pub(super) fn hosts(change: &Change) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::registry::Why;
 
     #[test]
     fn numbers_are_shortened_where_they_follow_each_other() {
@@ -157,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_view_says_who_why_and_how_long() {
-        let out = Gone { slot: 1, why: Why::Exited, detail: "was ended by signal 9 (SIGKILL)".into() };
+        let out = Gone { slot: 1, why: Why::Exited, detail: "it was ended by signal 9 (SIGKILL)".into() };
         let change = ViewChange {
             generation: 2,
             members: &[0, 2, 3, 4],
@@ -168,7 +165,7 @@ mod tests {
         };
         assert_eq!(
             view(&change),
-            "view 2: 4 ranks, slots 0, 2-4: slot 1 was ended by signal 9 (SIGKILL); slot 4 joined; \
+            "view 2: 4 ranks, slots 0, 2-4: slot 1 is gone: it was ended by signal 9 (SIGKILL); slot 4 joined; \
              the links of slots 2 and 3 are made again; held up for 12 ms"
         );
         let many: Vec<usize> = (0..100).collect();

@@ -28,7 +28,7 @@ pub use config::MemberConfig;
 pub use install::{Installation, Outcome};
 
 use crate::types::{Deadline, Generation};
-use crate::wire::registry::{FromRegistry, Gone, Report, Slot, ToRegistry};
+use crate::wire::registry::{FromRegistry, Gone, Parting, Report, Slot, ToRegistry};
 use link::Link;
 
 /// What the shell is to do.
@@ -176,14 +176,14 @@ impl std::fmt::Display for Stop {
 /// A goodbye that is being said.
 #[derive(Clone, Debug)]
 struct Leaving {
-    is_done: bool,
+    parting: Parting,
     reason: String,
     until: Deadline,
 }
 
 impl Leaving {
     fn message(&self) -> ToRegistry {
-        ToRegistry::Leave { is_done: self.is_done, reason: self.reason.clone() }
+        ToRegistry::Leave { parting: self.parting, reason: self.reason.clone() }
     }
 }
 
@@ -221,6 +221,7 @@ pub struct Member {
     leaving: Option<Leaving>,
     number: u64,
     progress: u64,
+    counted: u64,
     beat: Option<Deadline>,
     actions: VecDeque<Action>,
     is_over: bool,
@@ -250,6 +251,7 @@ impl Member {
             leaving: None,
             number: 0,
             progress: 0,
+            counted: 0,
             beat: None,
             actions: VecDeque::new(),
             is_over: false,
@@ -342,6 +344,11 @@ impl Member {
         }
     }
 
+    /// How many steps count, as far as the engine knows: for operators, who are told of it with the next sign of life.
+    pub fn handle_counted(&mut self, counted: u64) {
+        self.counted = counted;
+    }
+
     /// The engine has stopped, as [`Action::Suspend`] asked: it has passed `counted` commits, and `holds` says whether
     /// it has entered the next one; `closed`, that nobody may come in behind that. Not to be called when the engine was at
     /// a boundary already, nor for a view that is over.
@@ -384,21 +391,11 @@ impl Member {
         }
     }
 
-    /// This process's work is done, as that of the others is about to be. [`Action::Stop`] follows.
-    pub fn finish(&mut self, now: Instant, reason: &str) {
-        self.go(now, true, reason);
-    }
-
-    /// This process was asked to go, while the others go on. It stands behind a commit and needs nothing more from them.
-    /// [`Action::Stop`] follows.
-    pub fn leave(&mut self, now: Instant, reason: &str) {
-        self.go(now, false, reason);
-    }
-
-    fn go(&mut self, now: Instant, is_done: bool, reason: &str) {
+    /// This process goes, and needs nothing more from the others. What it says first counts. [`Action::Stop`] follows.
+    pub fn leave(&mut self, now: Instant, parting: Parting, reason: &str) {
         if self.leaving.is_none() && !self.is_over {
             let leaving =
-                Leaving { is_done, reason: reason.into(), until: Deadline::after(now, self.config.leave_timeout) };
+                Leaving { parting, reason: reason.into(), until: Deadline::after(now, self.config.leave_timeout) };
             self.send(leaving.message());
             self.leaving = Some(leaving);
         }
@@ -529,6 +526,6 @@ impl Member {
         self.number += 1;
         self.beat = Some(Deadline::after(now, self.interval));
         let (number, progress, is_waiting) = (self.number, self.progress, self.stalled_since.is_some());
-        self.send(ToRegistry::Heartbeat { number, progress, is_waiting });
+        self.send(ToRegistry::Heartbeat { number, progress, is_waiting, counted: self.counted });
     }
 }

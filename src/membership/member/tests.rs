@@ -163,7 +163,7 @@ fn after_a_break_it_says_again_what_holds() {
     member.handle_link_lost(now, 1, "reset");
     member.handle_message(now, prepare(1));
     member.handle_suspended(now, 4, false, false);
-    member.leave(now, "SIGTERM");
+    member.leave(now, Parting::Asked, "SIGTERM");
     assert_eq!(actions(&mut member).len(), 4, "suspect, suspend, report, leave");
     member.handle_disconnected(now, "reset");
     assert_eq!(actions(&mut member), [Action::Away { detail: "reset".into() }]);
@@ -175,7 +175,7 @@ fn after_a_break_it_says_again_what_holds() {
     let [Action::Send(report), Action::Send(suspect), Action::Send(leave)] = &said[1..] else { panic!("{said:?}") };
     assert!(matches!(report, ToRegistry::Report(Report { counted: 4, .. })));
     assert!(matches!(suspect, ToRegistry::Suspect { slot: 1, .. }));
-    assert!(matches!(leave, ToRegistry::Leave { is_done: false, .. }));
+    assert!(matches!(leave, ToRegistry::Leave { parting: Parting::Asked, .. }));
     member.handle_message(now, welcome(9));
     assert_eq!((actions(&mut member), member.slot()), (vec![Action::Back], Some(2)), "a member's slot stays");
 }
@@ -336,18 +336,19 @@ fn one_that_is_not_let_in_in_time_says_what_it_knows() {
 fn it_gives_signs_of_life_when_they_are_due_and_when_it_is_asked() {
     let (now, mut member) = running();
     member.handle_progress(now, 17, false);
+    member.handle_counted(5);
     assert_eq!(member.deadline().map(|at| at.remaining(now)), Some(SECOND));
     member.handle_timeout(now + SECOND);
     member.handle_message(now + SECOND, FromRegistry::Probe);
-    let beat = |number| Action::Send(ToRegistry::Heartbeat { number, progress: 17, is_waiting: false });
+    let beat = |number| Action::Send(ToRegistry::Heartbeat { number, progress: 17, is_waiting: false, counted: 5 });
     assert_eq!(actions(&mut member), [beat(1), beat(2)]);
 }
 
 #[test]
 fn a_goodbye_waits_to_be_heard_and_not_for_ever() {
     let (now, mut member) = running();
-    member.finish(now, "done");
-    member.finish(now, "done");
+    member.leave(now, Parting::Done, "done");
+    member.leave(now, Parting::Done, "done");
     assert_eq!(actions(&mut member).len(), 1);
     let mut other = member.clone();
     member.handle_message(now, FromRegistry::Goodbye);
@@ -379,7 +380,7 @@ fn it_ends_when_the_registry_says_so() {
         member.handle_message(now, prepare(1));
         member.handle_link_lost(now, 1, "reset");
         member.handle_disconnected(now, "closed");
-        member.leave(now, "done");
+        member.leave(now, Parting::Unsaid, "it ended");
         assert_eq!(actions(&mut member), []);
     }
 }

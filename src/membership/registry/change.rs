@@ -170,7 +170,8 @@ impl Registry {
         }
         if self.config.reset_limit.is_some_and(|limit| self.changes >= limit) {
             let limit = self.changes;
-            let reason = format!("the view would change more often than the limit of {limit} times");
+            let reason =
+                format!("the view would change more often than {limit} time{}", if limit == 1 { "" } else { "s" });
             self.finish(now, Outcome::Failed(reason));
             return false;
         }
@@ -239,6 +240,8 @@ impl Registry {
         for slot in &order {
             if let Some(entry) = self.slots.get_mut(*slot) {
                 entry.report = None;
+                // That it got no further while one was waited for that is gone now is not held against it.
+                (entry.advanced, entry.is_named) = (now, false);
             }
         }
         self.awaited = self.slots.members().map(|(slot, _)| slot).collect();
@@ -354,9 +357,10 @@ impl Registry {
     /// Nobody came to make up the fewest members.
     pub(super) fn elastic_is_over(&mut self, now: Instant) {
         let Some((have, newcomers)) = self.change.as_ref().and_then(|change| change.waiting) else { return };
+        let have = have + newcomers;
         let reason = format!(
-            "{} members are left, the job needs {}, and no more came within {:.0} s",
-            have + newcomers,
+            "{have} member{} left, the job needs {}, and no more came within {} s",
+            if have == 1 { " is" } else { "s are" },
             self.config.min_np,
             self.config.elastic_timeout.as_secs_f64()
         );

@@ -11,7 +11,7 @@ use super::roster::{Away, Standing};
 use super::timers::Timer;
 use super::{Action, Broken, Event, Registry};
 use crate::types::{Deadline, Generation};
-use crate::wire::registry::{FromRegistry, Gone, Slot, Why};
+use crate::wire::registry::{FromRegistry, Gone, Parting, Slot, Why};
 
 /// The longest time between two askings for a sign of life.
 const LONGEST_ASKING: Duration = Duration::from_secs(10);
@@ -24,6 +24,13 @@ impl Registry {
     pub(super) fn hear(&mut self, now: Instant, slot: Slot) {
         if let Some(entry) = self.slots.get_mut(slot) {
             entry.heard = now;
+        }
+    }
+
+    /// What a member says of the steps that count is for operators alone: verdicts go by reports.
+    pub(super) fn hear_counted(&mut self, slot: Slot, counted: u64) {
+        if let Some(entry) = self.slots.get_mut(slot) {
+            entry.counted = counted;
         }
     }
 
@@ -100,7 +107,7 @@ impl Registry {
 
     /// A member said goodbye. It is answered once the disk knows of it: whoever has the answer may rely on that no later
     /// registry waits for it.
-    pub(super) fn hear_leave(&mut self, slot: Slot, is_done: bool, reason: String) {
+    pub(super) fn hear_leave(&mut self, slot: Slot, parting: Parting, reason: String) {
         let is_published = self.is_published(slot);
         let Some(entry) = self.slots.get_mut(slot) else { return };
         match entry.standing {
@@ -110,13 +117,13 @@ impl Registry {
             }
             Standing::Newcomer | Standing::Member => {
                 entry.report = None;
-                self.is_ending |= is_done;
+                self.is_ending |= parting == Parting::Done;
                 self.slots.set_standing(slot, Standing::Left);
                 for timer in [Timer::Silence(slot), Timer::Exit(slot)] {
                     self.timers.clear(timer);
                 }
                 self.awaits_no_more(slot);
-                self.note(Event::Left { slot, is_done, reason });
+                self.note(Event::Left { slot, parting, reason });
                 self.persist_soon();
                 // What is on its way to the disk now does not have it.
                 let number = self.persists + u64::from(self.is_unsaved);
@@ -196,6 +203,12 @@ impl Registry {
         self.lose(slot, Why::Exited, &how);
     }
 
+    /// The first view without a member that is judged to be out now.
+    pub(super) fn next_without(&self) -> Generation {
+        let newest = self.publication.as_ref().map(|publication| publication.generation).or(self.generation);
+        Generation(newest.map_or(0, |generation| generation.0) + 1)
+    }
+
     /// A process is out. A member goes with the next view; one that waited is forgotten.
     pub(super) fn lose(&mut self, slot: Slot, why: Why, detail: &str) {
         let is_published = self.is_published(slot);
@@ -210,7 +223,7 @@ impl Registry {
         entry.away = None;
         let reason = format!("{}: {detail}", why.name());
         if let Some(connection) = self.slots.unbind(slot) {
-            let generation = self.generation.unwrap_or(Generation(0));
+            let generation = self.next_without();
             if why != Why::Left {
                 self.tell(connection, FromRegistry::Evicted { generation, reason: reason.clone() });
             }
@@ -223,7 +236,7 @@ impl Registry {
             entry.report = None;
         }
         self.slots.set_standing(slot, Standing::Gone);
-        self.out.insert(slot, reason);
+        self.out.insert(slot, (self.next_without(), reason));
         while self.out.len() > MOST_REMEMBERED {
             self.out.pop_first();
         }

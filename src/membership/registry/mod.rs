@@ -53,7 +53,7 @@ pub use kept::{Keeper, Kept};
 pub use persistence::{State, StoredMember};
 
 use crate::types::{Deadline, Generation};
-use crate::wire::registry::{FromRegistry, Gone, ProcessRecord, Slot, ToRegistry, Token, Whom, Why};
+use crate::wire::registry::{FromRegistry, Gone, Parting, ProcessRecord, Slot, ToRegistry, Token, Whom, Why};
 use change::{Change, Publication};
 use links::Links;
 use roster::{Slots, Standing};
@@ -118,8 +118,8 @@ pub enum Event {
     Left {
         /// Its slot.
         slot: Slot,
-        /// Whether its work is done; otherwise it was asked to go.
-        is_done: bool,
+        /// What it said of its work.
+        parting: Parting,
         /// Its reason.
         reason: String,
     },
@@ -245,8 +245,8 @@ pub struct Registry {
     /// Whether the members of this view were told that a change is wanted.
     is_wanted_told: bool,
     links: Links,
-    /// Who is out for good, for the words that they are told.
-    out: BTreeMap<Slot, String>,
+    /// Who is out for good, with the first view without it and the words that it is told.
+    out: BTreeMap<Slot, (Generation, String)>,
     /// How many states were handed out, and how many are durable.
     persists: u64,
     persisted: u64,
@@ -347,9 +347,10 @@ impl Registry {
                 None => self.ignored += 1,
                 Some(slot) => {
                     // The most frequent message changes nothing; with thousands of members that matters.
-                    if let ToRegistry::Heartbeat { progress, is_waiting, .. } = message {
+                    if let ToRegistry::Heartbeat { progress, is_waiting, counted, .. } = message {
                         self.hear(now, slot);
                         self.answers_suspicion(now, slot);
+                        self.hear_counted(slot, counted);
                         return self.hear_progress(now, slot, progress, is_waiting);
                     }
                     self.handle_word(now, slot, message);
@@ -368,7 +369,7 @@ impl Registry {
                 self.hear_suspicion(now, generation, slot, other, &detail);
             }
             ToRegistry::Report(report) => self.hear_report(now, slot, report),
-            ToRegistry::Leave { is_done, reason } => self.hear_leave(slot, is_done, reason),
+            ToRegistry::Leave { parting, reason } => self.hear_leave(slot, parting, reason),
             _ => self.ignored += 1,
         }
     }
@@ -411,6 +412,17 @@ impl Registry {
             self.advance(now);
         }
         Some(slot)
+    }
+
+    /// The work of a member that left without a word on it was done, as the launcher saw by how its process ended: as if
+    /// it had said so.
+    pub fn handle_done(&mut self, now: Instant) {
+        self.turn(now);
+        if self.outcome.is_none() && self.generation.is_some() && !self.is_ending {
+            self.is_ending = true;
+            self.persist_soon();
+        }
+        self.advance(now);
     }
 
     /// An operator, or the launcher's policy, wants a member out. Returns its slot, if there is such a member.

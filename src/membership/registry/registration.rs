@@ -38,10 +38,11 @@ impl Registry {
             Some(slot) => self.come_back(now, connection, slot, &register),
             None => match register.resume {
                 Some(resume) => {
-                    let reason = self.out.get(&resume.slot).cloned().unwrap_or_else(|| {
-                        "this registry knows of no such member: the job went on without it, or is another one".into()
+                    let (generation, reason) = self.out.get(&resume.slot).cloned().unwrap_or_else(|| {
+                        let reason =
+                            "this registry knows of no such member: the job went on without it, or is another one";
+                        (self.generation.unwrap_or(resume.generation), reason.into())
                     });
-                    let generation = self.generation.unwrap_or(resume.generation);
                     self.dismiss(connection, FromRegistry::Evicted { generation, reason });
                 }
                 None => self.admit(now, connection, register),
@@ -63,10 +64,10 @@ impl Registry {
             resume.slot == slot && resume.generation <= current && entry.standing != Standing::Newcomer
         });
         if entry.standing == Standing::Gone || !is_possible {
-            let reason = self.out.get(&slot).cloned().unwrap_or_else(|| {
-                "what it says of its place cannot be: the registry's state is older than the job".into()
+            let (generation, reason) = self.out.get(&slot).cloned().unwrap_or_else(|| {
+                (current, "what it says of its place cannot be: the registry's state is older than the job".into())
             });
-            return self.dismiss(connection, FromRegistry::Evicted { generation: current, reason });
+            return self.dismiss(connection, FromRegistry::Evicted { generation, reason });
         }
         entry.away = None;
         entry.heard = now;

@@ -51,6 +51,8 @@ pub(super) struct Entry {
     pub(super) progress: u64,
     /// Whether it waits for others, as it last said.
     pub(super) is_waiting: bool,
+    /// How many steps count, as it last said.
+    pub(super) counted: u64,
     /// When `progress` last grew.
     pub(super) advanced: Instant,
     /// Whether it was named as silent or slow, so that it is named once.
@@ -72,6 +74,7 @@ impl Entry {
             heard: now,
             progress: 0,
             is_waiting: false,
+            counted: 0,
             advanced: now,
             is_named: false,
         }

@@ -28,7 +28,7 @@ impl Registry {
         Status {
             phase: self.phase(),
             generation: self.generation.unwrap_or(Generation(0)),
-            counted: self.counted,
+            counted: self.slots.members().map(|(_, entry)| entry.counted).fold(self.counted, u64::max),
             changes: self.changes,
             min_np: self.config.min_np,
             max_np: self.config.max_np,

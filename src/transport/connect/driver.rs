@@ -181,6 +181,16 @@ impl Driver {
         }
     }
 
+    /// One that was refused by what it asked for, before it had to prove anything.
+    fn note_refused(&self, connection: &Connection, error: &HandshakeError) {
+        if let Refusal::WrongGeneration { .. } | Refusal::UnknownRank { .. } = error.refusal {
+            let link = &connection.link;
+            tracing::debug!(%link, why = %error, "refused a rank whose view is another: it dials again in this one");
+        } else {
+            self.note_stranger(connection, error);
+        }
+    }
+
     // Accepting.
 
     fn accept(&mut self, is_unix: bool, now: Instant) {
@@ -408,7 +418,7 @@ impl Driver {
             if output.is_empty() {
                 return Err(End::Handshake(error));
             }
-            self.note_stranger(connection, &error);
+            self.note_refused(connection, &error);
             next_stage = Some(Stage::Lingering);
         }
         if let Some(stage) = next_stage {

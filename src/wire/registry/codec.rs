@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Condition, FromRegistry, Gone, MAX_ADDRESSES, MAX_HOST, MAX_MEMBERS, MAX_TEXT, Malformed, MemberStatus, Members,
-    Phase, ProcessRecord, Register, Report, Resume, Status, ToRegistry, ViewMessage, Whom, Why,
+    Parting, Phase, ProcessRecord, Register, Report, Resume, Status, ToRegistry, ViewMessage, Whom, Why,
 };
 use crate::types::Generation;
 use crate::wire::fields::{Input, frame, put_bytes, put_millis, put_text, put_u32};
@@ -65,11 +65,12 @@ impl ToRegistry {
                     put_u64(out, resume.generation.0);
                 });
             }
-            ToRegistry::Heartbeat { number, progress, is_waiting } => {
+            ToRegistry::Heartbeat { number, progress, is_waiting, counted } => {
                 out.push(HEARTBEAT);
                 put_u64(out, *number);
                 put_u64(out, *progress);
                 out.push(u8::from(*is_waiting));
+                put_u64(out, *counted);
             }
             ToRegistry::Suspect { generation, slot, detail } => {
                 out.push(SUSPECT);
@@ -85,9 +86,9 @@ impl ToRegistry {
                 out.push(u8::from(*boundary));
                 out.push(u8::from(*closed));
             }
-            ToRegistry::Leave { is_done, reason } => {
+            ToRegistry::Leave { parting, reason } => {
                 out.push(LEAVE);
-                out.push(u8::from(*is_done));
+                out.push(*parting as u8);
                 put_text(out, reason, MAX_TEXT);
             }
             ToRegistry::StatusRequest => out.push(STATUS_REQUEST),
@@ -120,9 +121,12 @@ impl ToRegistry {
                 process: process(input)?,
                 resume: option(input, |input| Ok(Resume { slot: input.u32()?, generation: generation(input)? }))?,
             }),
-            HEARTBEAT => {
-                ToRegistry::Heartbeat { number: input.u64()?, progress: input.u64()?, is_waiting: input.bool()? }
-            }
+            HEARTBEAT => ToRegistry::Heartbeat {
+                number: input.u64()?,
+                progress: input.u64()?,
+                is_waiting: input.bool()?,
+                counted: input.u64()?,
+            },
             SUSPECT => ToRegistry::Suspect {
                 generation: generation(input)?,
                 slot: input.u32()?,
@@ -135,7 +139,7 @@ impl ToRegistry {
                 boundary: input.bool()?,
                 closed: input.bool()?,
             }),
-            LEAVE => ToRegistry::Leave { is_done: input.bool()?, reason: input.text(MAX_TEXT)? },
+            LEAVE => ToRegistry::Leave { parting: parting(input)?, reason: input.text(MAX_TEXT)? },
             STATUS_REQUEST => ToRegistry::StatusRequest,
             EVICT => {
                 let whom = if input.bool()? { Whom::Rank(input.u32()?) } else { Whom::Slot(input.u32()?) };
@@ -260,6 +264,11 @@ fn put_list<T>(out: &mut Vec<u8>, items: &[T], mut put: impl FnMut(&mut Vec<u8>,
     let items = &items[..items.len().min(MAX_MEMBERS)];
     put_u32(out, items.len());
     items.iter().for_each(|item| put(out, item));
+}
+
+fn parting(input: &mut Input<'_>) -> Result<Parting, Malformed> {
+    let number = input.u8()?;
+    Parting::ALL.get(usize::from(number)).copied().ok_or(Malformed("a parting that does not exist"))
 }
 
 fn generation(input: &mut Input<'_>) -> Result<Generation, Malformed> {

@@ -125,6 +125,21 @@ pub enum Whom {
     Rank(usize),
 }
 
+/// What a member that goes says of its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Parting {
+    /// It is done, as that of the others is about to be.
+    Done,
+    /// It is not: the member was asked to go, and the others go on.
+    Asked,
+    /// Nothing: how its process ends says whether it is done.
+    Unsaid,
+}
+
+impl Parting {
+    pub(crate) const ALL: [Parting; 3] = [Parting::Done, Parting::Asked, Parting::Unsaid];
+}
+
 /// What members and operators say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToRegistry {
@@ -138,6 +153,8 @@ pub enum ToRegistry {
         progress: u64,
         /// Whether operations are in flight: tells one that waits for others from one that is waited for.
         is_waiting: bool,
+        /// How many steps count as far as it knows: between two views the registry knows no other way.
+        counted: u64,
     },
     /// Its link to another member is lost.
     Suspect {
@@ -152,9 +169,8 @@ pub enum ToRegistry {
     Report(Report),
     /// It goes. From now on the end of its connection is no failure.
     Leave {
-        /// Whether its work is done, as that of the others is about to be; otherwise it was asked to go, and the others
-        /// go on.
-        is_done: bool,
+        /// What that says of its work.
+        parting: Parting,
         /// Why.
         reason: String,
     },
@@ -234,7 +250,16 @@ pub struct Gone {
 
 impl fmt::Display for Gone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "slot {} {}: {}", self.slot, self.why.name(), self.detail)
+        let Gone { slot, why, detail } = self;
+        match why {
+            Why::Left => write!(f, "slot {slot} left"),
+            // One death has two witnesses, and the faster is heard.
+            Why::Exited | Why::Closed | Why::Missing => write!(f, "slot {slot} is gone: {detail}"),
+            Why::Unreachable => write!(f, "slot {slot} is unreachable: {detail}"),
+            Why::Silent => write!(f, "slot {slot} is silent: {detail}"),
+            Why::Evicted => write!(f, "slot {slot} was evicted: {detail}"),
+            Why::Link | Why::Defect => write!(f, "slot {slot} is out: {detail}"),
+        }
     }
 }
 
@@ -294,7 +319,7 @@ pub enum FromRegistry {
     View(ViewMessage),
     /// The receiver is out. Nothing it says counts any more.
     Evicted {
-        /// The view that it was in at last.
+        /// The first view without it, or the one that the others are at.
         generation: Generation,
         /// Why.
         reason: String,

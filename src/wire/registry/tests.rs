@@ -35,10 +35,11 @@ fn to_registry() -> impl Strategy<Value = ToRegistry> {
             });
     prop_oneof![
         register,
-        any::<(u64, u64, bool)>().prop_map(|(number, progress, is_waiting)| ToRegistry::Heartbeat {
+        any::<(u64, u64, bool, u64)>().prop_map(|(number, progress, is_waiting, counted)| ToRegistry::Heartbeat {
             number,
             progress,
-            is_waiting
+            is_waiting,
+            counted,
         }),
         (generation(), slot(), TEXT).prop_map(|(generation, slot, detail)| ToRegistry::Suspect {
             generation,
@@ -50,7 +51,8 @@ fn to_registry() -> impl Strategy<Value = ToRegistry> {
                 ToRegistry::Report(Report { generation, counted, holds, boundary, closed })
             }
         ),
-        (any::<bool>(), TEXT).prop_map(|(is_done, reason)| ToRegistry::Leave { is_done, reason }),
+        (prop::sample::select(&Parting::ALL[..]), TEXT)
+            .prop_map(|(parting, reason)| ToRegistry::Leave { parting, reason }),
         Just(ToRegistry::StatusRequest),
         (any::<bool>(), slot(), TEXT).prop_map(|(is_rank, number, reason)| ToRegistry::Evict {
             whom: if is_rank { Whom::Rank(number) } else { Whom::Slot(number) },
@@ -191,7 +193,7 @@ proptest! {
 
 #[test]
 fn texts_are_cut_to_fit_and_cannot_move_the_cursor() {
-    let frame = ToRegistry::Leave { is_done: true, reason: "ä\u{1b}[2J".repeat(500) }.encode();
+    let frame = ToRegistry::Leave { parting: Parting::Done, reason: "ä\u{1b}[2J".repeat(500) }.encode();
     assert!(frame.len() - 4 <= MAX_REQUEST_FRAME);
     let Ok(ToRegistry::Leave { reason, .. }) = ToRegistry::decode(&frame[4..]) else { panic!("not a leave") };
     assert!(reason.len() <= MAX_TEXT && reason.starts_with("ä [2J"), "{reason}");

@@ -161,10 +161,12 @@ class Pending:
 class ElasticCommunicator(Communicator):
     """The members of an elastic job, whoever they are at the time."""
 
-    __slots__ = ("_open", "elastic", "last_step", "training_step")
+    __slots__ = ("_open", "elastic", "is_done", "last_step", "training_step")
 
     def __init__(self, elastic: _native.Elastic) -> None:
         self.elastic = elastic
+        # Whether the training function has returned.
+        self.is_done = False
         self.last_step: StepOutcome | None = None
         # The last one of a distributed optimizer.
         self.training_step: StepOutcome | None = None
@@ -250,6 +252,10 @@ class ElasticCommunicator(Communicator):
         self.settle_open()
         return _outcome(self.elastic.sync(save, load, save_own, load_own))
 
-    def shutdown(self) -> None:
+    def close(self) -> None:
         """Says goodbye to the other ranks."""
+        self.elastic.close()
+
+    def shutdown(self) -> None:
+        """Says that the work is done, and goodbye to the other ranks."""
         self.elastic.shutdown()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-from types import TracebackType
 
 from phalanx import _native
 from phalanx.communicator import Communicator
@@ -14,7 +13,6 @@ from phalanx.steps import ElasticCommunicator
 __all__ = ["init", "is_initialized", "shutdown", "world"]
 
 _world: Communicator | None = None
-_is_failing = False
 
 
 def init(*, on_fault: str = "heal") -> Communicator:
@@ -32,7 +30,6 @@ def init(*, on_fault: str = "heal") -> Communicator:
     if _world is None:
         if _native.is_elastic():
             _world = ElasticCommunicator(_native.join(on_fault == "heal"))
-            _notice_failure()
         else:
             _world = Communicator(_native.connect())
         atexit.register(_end)
@@ -47,32 +44,23 @@ def _check_process(communicator: Communicator) -> None:
         communicator.native.check_process()
 
 
-def _notice_failure() -> None:
-    """Notices that the program ends with an exception that nobody caught."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _is_failing
-        _is_failing = True
-        before(kind, error, trace)
-
-    sys.excepthook = hook
-
-
 def _end() -> None:
-    """The interpreter ends. A member that fails says no goodbye: the others would take it for one that is done, and
-    nobody would take its place."""
-    if _is_failing and isinstance(_world, ElasticCommunicator):
-        _world.elastic.forsake()
-    else:
-        shutdown()
+    """The interpreter ends. A member of an elastic job whose training function has not returned says goodbye alone: its
+    exit code, which nobody knows here, is going to tell whether its work is done."""
+    _leave(is_done=not isinstance(_world, ElasticCommunicator) or _world.is_done)
 
 
 def shutdown() -> None:
     """Waits for what is in flight and says goodbye to the other ranks. Does nothing where there is nothing to do.
 
-    Called at the interpreter's end too, unless the program fails in an elastic job.
+    In an elastic job it says as well that this rank's work is done, unless an exception is under way, as in a
+    `finally`. Called at the interpreter's end too; then it says so when the function under `elastic.run` has returned.
+    Where a rank has not said so, its exit code does.
     """
+    _leave(is_done=sys.exc_info()[0] is None)
+
+
+def _leave(*, is_done: bool) -> None:
     global _world
     ended, _world = _world, None
     atexit.unregister(_end)
@@ -83,7 +71,10 @@ def shutdown() -> None:
     except RuntimeError:
         # In a forked child the world is the parent's.
         return
-    ended.shutdown()
+    if is_done or not isinstance(ended, ElasticCommunicator):
+        ended.shutdown()
+    else:
+        ended.close()
 
 
 def is_initialized() -> bool:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,11 @@ class Job:
     def wait_for(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
         """Waits until as many lines as that have been said, from now on."""
         found: list[re.Match[str]] = []
+        until = time.monotonic() + PATIENCE
         while len(found) < count:
             line = self.line()
-            assert line is not None, f"no {pattern!r} in\n{self.text}"
+            # Ranks that go on say more and more.
+            assert line is not None and time.monotonic() < until, f"no {pattern!r} in\n{self.text[-20_000:]}"
             match = re.search(pattern, line)
             if match:
                 found.append(match)

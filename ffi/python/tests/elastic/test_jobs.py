@@ -128,29 +128,66 @@ def test_a_fault_can_be_raised_instead(tmp_path: Path) -> None:
         job.wait_for("trains:", 4)
         job.wait_for("at:", 22)
         job.signal(1)
-        restored = [int(match[1]) for match in job.wait_for(r"restored: \d+ \d+ (\d+)$", 3)]
-        assert len(set(restored)) == 1 and restored[0] % 10 == 0, restored
+        # One rank's lines may be read before another's that were written earlier.
         job.wait_for(r"trains: .* 0 2 3$", 3)
         job.wait_for("at:", 5)
         job.write("done")
         job.end()
         check_ends(job, [0, 2, 3])
-        assert len(job.told("restored")) == len(job.told("members")) == 3
+        restored = [int(words) for _, words in job.told("restored")]
+        assert len(set(restored)) == 1 and restored[0] % 10 == 0, restored
+        assert len(restored) == len(job.told("members")) == 3
 
 
-def test_one_that_raises_has_failed_and_is_replaced(tmp_path: Path) -> None:
-    raises = SUMS.replace(
-        "    while True:", "    while True:\n        assert elastic.slot() != 1 or state.step < 20, 'a bug'", 1
-    )
-    with Job(tmp_path, raises, "-np", "3", "--min-np", "2") as job:
-        job.wait_for(r"members: .* 0 2 3$", 2)
+def ends_early(how: str) -> str:
+    """Slot 1 ends before the others."""
+    early = f"        if elastic.slot() == 1 and state.step >= 20:\n            {how}\n"
+    return SUMS.replace("    while True:\n", f"    while True:\n{early}", 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "around", "code"),
+    [
+        ("raise AssertionError('a bug')", "", 1),
+        ("sys.exit(7)", "", 7),
+        # On the way out of a failure this is no word that the work is done.
+        ("sys.exit(1)", "try:\n    train(state)\nexcept SystemExit:\n    phalanx.shutdown()\n    raise\n", 1),
+    ],
+)
+def test_one_that_fails_is_replaced(tmp_path: Path, how: str, around: str, code: int) -> None:
+    fails = ends_early(how).replace("\ntrain(state)\n", f"\n{around}" if around else "\ntrain(state)\n")
+    with Job(tmp_path, fails, "-np", "3", "--min-np", "2") as job:
+        job.wait_for(r"trains: .* 0 2 3$", 3)
         job.wait_for("at:", 3)
         job.write("done")
         job.end()
         ends = job.told("end")
         assert sorted(slot for slot, _ in ends) == [0, 2, 3], job.text
         assert len({words for _, words in ends}) == 1, ends
-        assert "a bug" in job.text
+        assert f" exited with code {code}; another is started" in job.text, job.text
+
+
+@pytest.mark.parametrize("how", ["return", "sys.exit(0)", "sys.exit()", "phalanx.shutdown(); sys.exit(0)"])
+def test_the_others_go_on_without_one_that_is_done(tmp_path: Path, how: str) -> None:
+    # Though they are fewer than the job begins with.
+    early = ends_early(how).replace('tell("end"', 'if elastic.slot() != 1: tell("end"')
+    with Job(tmp_path, early, "-np", "3", "--min-np", "3") as job:
+        job.wait_for(r"members: .* 0 2$", 2)
+        job.wait_for("at:", 3)
+        job.write("done")
+        job.end()
+        check_ends(job, [0, 2])
+        assert "another is started" not in job.text, job.text
+
+
+def test_one_that_fails_after_its_work_was_done_gives_the_job_its_code(tmp_path: Path) -> None:
+    script = SUMS.replace('tell("end"', 'if elastic.slot() == 1: sys.exit(3)\ntell("end"')
+    with Job(tmp_path, script, "-np", "2", "--min-np", "1") as job:
+        job.wait_for("at:", 3)
+        job.write("done")
+        job.end(3)
+        check_ends(job, [0])
+        assert "exited with code 3 after it had said that its work is done" in job.text, job.text
 
 
 def test_sigterm_lets_a_rank_leave(tmp_path: Path) -> None:
@@ -164,6 +201,18 @@ def test_sigterm_lets_a_rank_leave(tmp_path: Path) -> None:
         text = job.end()
         check_ends(job, [0, 2])
         assert "slot 1 left" in text and "slot 1 (host" not in text, text
+
+
+def test_ranks_that_are_all_asked_to_leave_have_not_done_their_work(tmp_path: Path) -> None:
+    with Job(tmp_path, SUMS, "-np", "2", "--min-np", "1") as job:
+        job.wait_for("trains:", 2)
+        for slot, left in ((1, "0"), (0, "")):
+            job.wait_for("at:", 3)
+            job.signal(slot, signal.SIGTERM)
+            if left:
+                job.wait_for(rf"members: .* {left}$")
+        text = job.end(1)
+        assert "the job ended before its work was done: all members left as they were asked to" in text, text
 
 
 def test_the_same_program_runs_where_ranks_do_not_change(tmp_path: Path) -> None:

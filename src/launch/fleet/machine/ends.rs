@@ -2,27 +2,29 @@
 //!
 //! | how it ended | and its standing | means |
 //! |---|---|---|
-//! | it was asked to leave | any | it is gone, as was wanted |
-//! | code 0 | it said goodbye; or it never was a member | done: its place is not filled again |
+//! | the launcher asked it to leave | any | it is gone, as was wanted |
+//! | code 0 | it left as somebody else asked it to | it is gone: its place is not filled again, and its work is not done |
+//! | code 0 | it said goodbye otherwise; or it never was a member | done: its place is not filled again |
 //! | code 0 | a member, as far as is known | the registry is asked: its goodbye may be on its way |
 //! | code 0 | judged to be out | a failure: it did not say goodbye |
-//! | anything else | it said goodbye | the job goes on, and its exit code is this one in the end |
+//! | anything else | it said that its work is done | the job goes on, and its exit code is this one in the end |
 //! | anything else | an operator wanted it out | replaced; nobody is to blame |
-//! | anything else | any other | a failure: its host gets a mark, and it is replaced |
+//! | anything else | any other, a goodbye too | a failure: its host gets a mark, and it is replaced |
+//!
+//! A failure of one that did not come to work (`health.rs`) is counted for its slot, and too many in a row give that up.
 //!
 //! Before the first view a program that cannot start is told from a host that is bad: the job ends when nothing of it is
 //! left, or when as many starts failed as it has ranks.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::{Exit, Fleet, Life, Standing, Worker};
+use super::{AT_WORK, Exit, Fleet, Life, REMEMBERED, Standing, Worker};
 use crate::launch::fleet::health::Rest;
+use crate::launch::fleet::hosts::After;
 use crate::launch::fleet::{Sizes, words};
 use crate::launch::supervise::Cause;
 use crate::launch::words::{ALWAYS, NORMAL};
-
-/// Without a registry to ask, a worker that ran for so long counts as one that was at work.
-const AT_WORK: Duration = Duration::from_secs(10);
+use crate::wire::registry::Parting;
 
 impl Fleet {
     /// A worker ended, for the first time it is heard.
@@ -32,7 +34,14 @@ impl Fleet {
         worker.life = Life::Ended;
         worker.end = Some((cause, is_success));
         worker.kill_at = None;
-        self.exits.push_back(Exit { worker: id, slot: worker.slot, how: how(cause) });
+        let how = format!("it {}", how(cause));
+        if let Some(slot) = worker.slot {
+            self.endings.insert(slot, how.clone());
+            while self.endings.len() > REMEMBERED {
+                self.endings.pop_first();
+            }
+        }
+        self.exits.push_back(Exit { worker: id, slot: worker.slot, how });
     }
 
     /// Decides what a worker's end means, as soon as that can be known.
@@ -44,7 +53,8 @@ impl Fleet {
         if self.course.cause().is_some() {
             worker.is_settled = true;
             self.ended_badly |= !is_success;
-            self.is_done |= is_success;
+            // One that left as it was asked to has finished a step, not its work.
+            self.is_done |= is_success && worker.standing != Standing::Left(Parting::Asked);
             return;
         }
         if worker.is_asked {
@@ -52,56 +62,77 @@ impl Fleet {
             return;
         }
         match (is_success, worker.standing) {
+            (true, Standing::Left(Parting::Asked)) => {
+                worker.is_settled = true;
+                worker.after = After::GivenUp;
+            }
             _ if self.is_over => {
                 worker.is_settled = true;
                 match worker.standing {
+                    Standing::Left(_) if is_success => self.is_done = true,
                     _ if is_success => {}
-                    Standing::Left => self.fail_late(id, cause),
+                    // Others finished the work without it, as without one that fell.
+                    Standing::Left(Parting::Unsaid | Parting::Asked) if worker.is_closed_up && self.is_done => {
+                        self.say(NORMAL, format!("{} {}", self.in_words(id), how(cause)));
+                    }
+                    Standing::Left(parting) => self.fail_late(id, cause, parting),
                     _ => self.say(NORMAL, format!("{} {}", self.in_words(id), how(cause))),
                 }
             }
             (true, Standing::Member) if has_word => {}
             (true, Standing::Out { .. }) => self.fail(now, id, Cause::NoGoodbye { rank: id }),
-            (true, _) => {
+            (true, standing) => {
                 worker.is_settled = true;
-                worker.is_used_up = true;
+                worker.after = After::UsedUp;
                 self.is_done = true;
                 // Nobody says that its work is done but its exit code.
-                if !has_word {
+                let is_unsaid = standing == Standing::Left(Parting::Unsaid);
+                self.is_done_news |= is_unsaid;
+                if !has_word || is_unsaid {
                     self.wind_up();
                 }
             }
-            (false, Standing::Left) => {
+            (false, Standing::Left(Parting::Done)) => {
                 worker.is_settled = true;
-                worker.is_used_up = true;
-                self.fail_late(id, cause);
+                worker.after = After::UsedUp;
+                self.fail_late(id, cause, Parting::Done);
             }
             (false, _) => self.fail(now, id, cause),
         }
     }
 
-    fn fail_late(&mut self, id: usize, cause: Cause) {
+    /// A worker failed that the others do not need any more.
+    fn fail_late(&mut self, id: usize, cause: Cause, parting: Parting) {
         self.late_failure.get_or_insert(cause);
-        self.say(ALWAYS, format!("{} {} after it had said goodbye", self.in_words(id), how(cause)));
+        let after = if parting == Parting::Done { " after it had said that its work is done" } else { "" };
+        self.say(ALWAYS, format!("{} {}{after}", self.in_words(id), how(cause)));
     }
 
     /// A worker failed.
     fn fail(&mut self, now: Instant, id: usize, cause: Cause) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         worker.is_settled = true;
-        worker.is_used_up = !self.limits.respawn;
-        let was_at_work = now.saturating_duration_since(worker.started) >= AT_WORK;
-        let was_member = worker.has_joined || (!self.limits.owns_registry && was_at_work);
+        worker.after = if self.limits.respawn { After::Free } else { After::UsedUp };
+        let has_lasted = now.saturating_duration_since(worker.started) >= AT_WORK;
+        let is_unheard = !self.limits.owns_registry && has_lasted;
+        let (was_member, was_at_work) = (worker.has_joined || is_unheard, worker.is_proven || is_unheard);
         let is_excused = worker.standing == Standing::Out { is_excused: true };
         let is_closed_up = worker.is_closed_up;
         let host = worker.placement.host.name.clone();
         let rest = match self.hosts.get_mut(&host) {
-            Some(entry) if !is_excused => entry.health.handle_failure(now, was_member, self.limits.cooldown),
+            Some(entry) if !is_excused => entry.health.handle_failure(now, was_at_work, self.limits.cooldown),
             _ => Rest::None,
         };
         self.failed_starts = if was_member { 0 } else { self.failed_starts + 1 };
         if !is_closed_up {
             self.first_failure.get_or_insert(cause);
+        }
+        // Until the first view the job is given up as a whole.
+        let is_counted = !is_excused && !was_at_work && (self.has_view || !self.limits.owns_registry);
+        let in_a_row = if is_counted && self.limits.respawn { self.hosts.count_failure(&host, id) } else { 0 };
+        let is_given_up = in_a_row >= self.limits.respawn_limit;
+        if let Some(worker) = self.workers.get_mut(&id).filter(|_| is_given_up) {
+            worker.after = After::GivenUp;
         }
         let what = format!("{} {}", self.in_words(id), how(cause));
         if let Some(why) = self.cannot_start() {
@@ -109,6 +140,7 @@ impl Fleet {
             return self.end(now, cause, Some(format!("{what}, {why}")));
         }
         match self.is_winding_up {
+            _ if is_given_up => self.say(NORMAL, format!("{what}; {}", words::given_up(in_a_row, &host))),
             true => self.say(NORMAL, what),
             false => self.say(NORMAL, format!("{what}; {}", words::consequence(self.limits.respawn, rest, &host))),
         }
@@ -122,7 +154,8 @@ impl Fleet {
             let is_hopeless = living == 0 || self.failed_starts >= np || (!self.limits.respawn && living < min_np);
             return (!self.has_view && is_hopeless).then(|| "and the job had not begun".into());
         }
-        let is_hopeless = !self.limits.respawn || self.failed_starts >= np.max(3);
+        let given_up = self.workers.values().filter(|worker| worker.after != After::Free).count();
+        let is_hopeless = !self.limits.respawn || self.failed_starts >= np.max(3) || self.hosts.room() <= given_up;
         (living == 0 && is_hopeless && !self.is_done).then(|| "and no worker is left".into())
     }
 

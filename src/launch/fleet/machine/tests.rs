@@ -1,5 +1,8 @@
 //! The fleet, event by event.
 
+mod ends;
+mod surplus;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -7,11 +10,12 @@ use crate::launch::control::Ending;
 use crate::launch::signal::Arrived;
 use crate::membership::registry::{Event as News, Outcome};
 use crate::types::Generation;
-use crate::wire::registry::{Gone, ProcessRecord, Why};
+use crate::wire::registry::{Gone, Parting, ProcessRecord, Why};
 
 const SECOND: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(5);
 const LEAVE_GRACE: Duration = Duration::from_secs(30);
+const ELASTIC_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A fleet, the time, and what the registry would have to know.
 struct Bench {
@@ -30,6 +34,8 @@ fn limits(min_np: usize, np: usize, max_np: usize) -> Limits {
         respawn: true,
         leave_grace: LEAVE_GRACE,
         cooldown: None,
+        respawn_limit: 1000,
+        elastic_timeout: ELASTIC_TIMEOUT,
         owns_registry: true,
     }
 }
@@ -99,8 +105,7 @@ impl Bench {
 
     fn view(&mut self, members: &[Slot], gone: &[Slot], joined: &[Slot]) {
         self.generation += 1;
-        let out =
-            |slot: &Slot| Gone { slot: *slot, why: Why::Exited, detail: "was ended by signal 9 (SIGKILL)".into() };
+        let out = |slot: &Slot| Gone { slot: *slot, why: Why::Closed, detail: "its connection ended".into() };
         let gone: Vec<Gone> = gone.iter().map(out).collect();
         gone.iter().for_each(|gone| self.news(News::Lost(gone.clone())));
         self.news(News::View {
@@ -129,8 +134,15 @@ impl Bench {
         self.gone(worker);
     }
 
-    fn leave(&mut self, slot: Slot) {
-        self.news(News::Left { slot, is_done: true, reason: "done".into() });
+    fn leave(&mut self, slot: Slot, parting: Parting) {
+        self.news(News::Left { slot, parting, reason: "it said so".into() });
+    }
+
+    /// A worker says goodbye and ends with code 0.
+    fn part(&mut self, worker: usize, parting: Parting) {
+        self.leave(worker, parting);
+        self.end(worker, 0);
+        self.gone(worker);
     }
 
     fn pass(&mut self, length: Duration) {
@@ -177,7 +189,7 @@ fn the_first_members_come_first_and_then_as_many_as_there_is_room_for() {
     assert_eq!(bench.exits, []);
     bench.pass(SECOND);
     assert_eq!(bench.start(), [5]);
-    assert_eq!(bench.exits, [Exit { worker: 3, slot: None, how: "was ended by signal 9 (SIGKILL)".into() }]);
+    assert_eq!(bench.exits, [Exit { worker: 3, slot: None, how: "it was ended by signal 9 (SIGKILL)".into() }]);
     assert_eq!((bench.fleet.label(5), bench.fleet.name(5)), (5, "slot 5".into()));
 }
 
@@ -187,12 +199,14 @@ fn a_member_that_falls_is_told_and_replaced_at_once() {
     let ending = Ending::Signal(Signal::KILL);
     bench.fleet.handle_event(bench.now, Event::Ended { rank: 1, ending });
     bench.nothing();
-    assert_eq!(bench.exits, [Exit { worker: 1, slot: Some(1), how: "was ended by signal 9 (SIGKILL)".into() }]);
+    assert_eq!(bench.exits, [Exit { worker: 1, slot: Some(1), how: "it was ended by signal 9 (SIGKILL)".into() }]);
     bench.gone(1);
     assert_eq!(bench.start(), [3], "once nothing of it is left");
     assert!(bench.was_said("slot 1 (host a, pid 101) was ended by signal 9 (SIGKILL); another is started"));
     bench.view(&[0, 2], &[1], &[]);
-    assert!(bench.was_said("view 2: 2 ranks, slots 0, 2: slot 1 was ended by signal 9 (SIGKILL); held up for 3.0 ms"));
+    assert!(bench.was_said(
+        "view 2: 2 ranks, slots 0, 2: slot 1 is gone: it was ended by signal 9 (SIGKILL); held up for 3.0 ms"
+    ));
     bench.register(3, 3);
     bench.view(&[0, 2, 3], &[], &[3]);
     assert!(bench.was_said("view 3: 3 ranks, slots 0, 2, 3: slot 3 joined; held up for 3.0 ms"));
@@ -214,10 +228,8 @@ fn without_respawn_the_place_stays_empty() {
 fn a_finished_job_is_done() {
     let mut bench = Bench::steady(limits(2, 2, 3), &[("a", 3)]);
     assert_eq!(bench.start(), [2]);
-    bench.leave(0);
-    bench.end(0, 0);
-    bench.gone(0);
-    bench.leave(1);
+    bench.part(0, Parting::Done);
+    bench.leave(1, Parting::Done);
     bench.nothing();
     assert_eq!(bench.fleet.outcome(), None);
     bench.news(News::Ended(Outcome::Finished));
@@ -234,7 +246,7 @@ fn a_finished_job_is_done() {
 fn what_is_heard_of_a_fall_after_all_is_done_is_told_all_the_same() {
     let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
     bench.view(&[1], &[0], &[]);
-    bench.leave(1);
+    bench.leave(1, Parting::Done);
     bench.news(News::Ended(Outcome::Finished));
     assert_eq!(bench.actions(), [term(0)]);
     bench.kill(0);
@@ -243,39 +255,6 @@ fn what_is_heard_of_a_fall_after_all_is_done_is_told_all_the_same() {
     bench.nothing();
     assert!(bench.was_said("slot 0 (host a, pid 100) was ended by signal 9 (SIGKILL)"));
     assert_eq!(bench.fleet.outcome(), Some(Cause::Done));
-}
-
-#[test]
-fn an_exit_code_after_the_goodbye_is_not_hidden() {
-    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
-    bench.leave(0);
-    bench.end(0, 3);
-    bench.gone(0);
-    bench.leave(1);
-    bench.news(News::Ended(Outcome::Finished));
-    bench.end(1, 0);
-    bench.gone(1);
-    bench.nothing();
-    assert_eq!(bench.fleet.outcome().map(Cause::exit_code), Some(3));
-    assert!(bench.was_said("slot 0 (host a, pid 100) exited with code 3 after it had said goodbye"));
-}
-
-#[test]
-fn an_end_without_a_goodbye_is_a_failure_whatever_the_code() {
-    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
-    bench.end(0, 0);
-    bench.gone(0);
-    bench.nothing();
-    assert_eq!(bench.exits.len(), 1, "the registry is asked");
-    bench.view(&[1], &[0], &[]);
-    assert!(bench.was_said("slot 0 (host a, pid 100) exited with code 0 without a goodbye; another is started"));
-    // With the goodbye overtaken by the end, all is well.
-    let mut bench = Bench::steady(limits(1, 2, 2), &[("a", 2)]);
-    bench.end(0, 0);
-    bench.gone(0);
-    bench.leave(0);
-    bench.nothing();
-    assert!(!bench.was_said("without a goodbye"));
 }
 
 #[test]
@@ -288,10 +267,10 @@ fn a_job_that_cannot_go_on_has_the_code_of_the_first_that_failed_after_the_last_
     bench.end(0, 7);
     bench.gone(0);
     bench.news(News::Waiting { have: 1, need: 2 });
-    bench.news(News::Ended(Outcome::Failed("1 members are left, the job needs 2".into())));
+    bench.news(News::Ended(Outcome::Failed("1 member is left, the job needs 2".into())));
     bench.nothing();
     assert!(bench.was_said("1 rank is there, the job needs 2: waiting for more"));
-    assert!(bench.was_said("the job cannot go on: 1 members are left, the job needs 2"));
+    assert!(bench.was_said("the job cannot go on: 1 member is left, the job needs 2"));
     bench.pass(LAST_WORDS);
     assert_eq!(bench.actions(), [term(1)], "after it could say what it heard");
     bench.end(1, 1);
@@ -339,9 +318,10 @@ fn later_starts_that_fail_are_made_again_and_again_but_not_in_a_hot_loop() {
         bench.pass(Duration::from_millis(1));
         worker = bench.start()[0];
     }
-    // One that comes into a view makes that forgotten.
+    // One that comes to work makes that forgotten.
     bench.register(worker, worker);
     bench.view(&[0, 1, worker], &[], &[worker]);
+    bench.pass(AT_WORK);
     bench.kill(worker);
     assert_eq!(bench.start(), [worker + 1]);
 }
@@ -370,44 +350,12 @@ fn a_host_that_fails_repeatedly_is_left_alone() {
 }
 
 #[test]
-fn workers_of_a_host_that_vanishes_are_asked_to_leave_and_killed_in_the_end() {
-    let mut bench = Bench::steady(limits(1, 3, 4), &[("a", 1), ("b", 3)]);
-    assert_eq!(bench.start(), [3]);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 1), ("c", 1)]), true);
-    assert_eq!(bench.actions(), [ask(1), ask(2), ask(3), spawn(4)]);
-    assert!(bench.was_said("host b is no longer in the list") && bench.was_said("slots 1-3 asked to leave"));
-    bench.leave(1);
-    bench.end(1, 0);
-    bench.gone(1);
-    // However it ends, it is no failure, and its host gets no mark.
-    bench.end(3, 143);
-    bench.gone(3);
-    bench.nothing();
-    bench.pass(LEAVE_GRACE);
-    assert_eq!(bench.actions(), [Action::Kill { rank: 2 }]);
-    assert!(bench.was_said("slot 2 did not end when asked; killing it"));
-    bench.kill(2);
-    bench.nothing();
-}
-
-#[test]
-fn fewer_slots_take_the_least_experienced_first() {
-    let mut bench = Bench::steady(limits(1, 3, 4), &[("a", 4)]);
-    assert_eq!(bench.start(), [3]);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 2)]), true);
-    assert_eq!(bench.actions(), [ask(2), ask(3)]);
-    let mut bench = Bench::new(limits(1, 2, 2), &[("a", 2)]);
-    bench.fleet.set_hosts(bench.now, &hosts(&[("a", 1)]), true);
-    assert_eq!(bench.start(), [0], "what was not started is not");
-}
-
-#[test]
 fn one_that_is_judged_to_be_out_ends_or_comes_again() {
     let mut bench = Bench::steady(limits(1, 3, 3), &[("a", 3)]);
     let out = |slot, why| News::Lost(Gone { slot, why, detail: "no sign of life for 9.0 s".into() });
     bench.news(out(1, Why::Silent));
     bench.news(out(2, Why::Silent));
-    assert!(bench.was_said("slot 1 silent: no sign of life for 9.0 s: it is out"));
+    assert!(bench.was_said("slot 1 is silent: no sign of life for 9.0 s"));
     // It was let go on, and comes as somebody new.
     bench.register(2, 3);
     bench.pass(GRACE);
@@ -439,6 +387,13 @@ fn a_signal_that_ends_all_well_is_a_job_that_finished() {
     bench.nothing();
     assert_eq!(bench.exits.len(), 2, "the others hear of each");
     assert_eq!(bench.fleet.outcome(), Some(Cause::Done));
+    // Those that finished a step and left have not finished their work.
+    let mut bench = Bench::steady(limits(2, 2, 2), &[("a", 2)]);
+    bench.fleet.handle_event(bench.now, Event::Signal(arrived));
+    (0..2).for_each(|worker| bench.part(worker, Parting::Asked));
+    bench.news(News::Ended(Outcome::Finished));
+    assert_eq!(bench.fleet.outcome().map(Cause::exit_code), Some(143));
+    assert!(bench.was_said("the job ended before its work was done"));
     let mut bench = Bench::steady(limits(2, 2, 2), &[("a", 2)]);
     bench.fleet.handle_event(bench.now, Event::Signal(arrived));
     bench.end(0, 0);
@@ -475,6 +430,7 @@ fn a_program_that_does_not_take_part_ends_the_job_with_its_code() {
 fn without_an_own_registry_exit_codes_decide() {
     let limits = Limits { owns_registry: false, ..limits(1, 2, 2) };
     let mut bench = Bench::new(limits, &[("a", 2)]);
+    bench.fleet.handle_reached(bench.now);
     assert_eq!(bench.start(), [0, 1]);
     assert_eq!(bench.fleet.placement(0).and_then(|placement| placement.wish), None);
     assert_eq!(bench.fleet.name(1), "worker 1");
@@ -490,6 +446,7 @@ fn without_an_own_registry_exit_codes_decide() {
     assert_eq!(bench.fleet.outcome(), Some(Cause::Done), "what is done is done");
     // Never at work.
     let mut bench = Bench::new(limits, &[("a", 1)]);
+    bench.fleet.handle_reached(bench.now);
     for start in 0..3 {
         assert_eq!(bench.start(), [start]);
         assert_eq!(bench.fleet.outcome(), None);
@@ -498,6 +455,38 @@ fn without_an_own_registry_exit_codes_decide() {
     }
     bench.nothing();
     assert_eq!(bench.fleet.outcome(), Some(killed(0)));
+}
+
+#[test]
+fn a_registry_elsewhere_tells_the_slots_and_has_to_be_there() {
+    let limits = Limits { owns_registry: false, ..limits(1, 2, 2) };
+    let mut bench = Bench::new(limits, &[("a", 2)]);
+    assert_eq!(bench.start(), [0, 1]);
+    assert_eq!((bench.fleet.name(1), bench.fleet.label(1), bench.fleet.slot(1)), ("worker 1".into(), 1, None));
+    bench.fleet.handle_reached(bench.now);
+    bench.fleet.handle_registered(1, 5);
+    assert_eq!((bench.fleet.name(1), bench.fleet.label(1), bench.fleet.slot(1)), ("slot 5".into(), 5, Some(5)));
+    bench.kill(1);
+    assert!(bench.was_said("slot 5 (host a, pid 101) was ended by signal 9 (SIGKILL)"));
+    // It may be away later.
+    bench.fleet.handle_unreached(bench.now, "the registry at x:1 cannot be reached".into());
+    bench.end(0, 0);
+    bench.gone(0);
+    bench.nothing();
+    assert_eq!(bench.fleet.outcome(), Some(Cause::Done));
+    // But who never had one to take part with has done nothing.
+    let mut bench = Bench::new(limits, &[("a", 2)]);
+    bench.start();
+    for worker in 0..2 {
+        bench.end(worker, 0);
+        bench.gone(worker);
+    }
+    bench.nothing();
+    assert_eq!(bench.fleet.outcome(), None, "that is not known yet");
+    bench.fleet.handle_unreached(bench.now, "the registry at x:1 cannot be reached".into());
+    assert!(bench.was_said("the registry at x:1 cannot be reached; the workers wait for it"));
+    assert!(bench.was_said("no worker took part in a job: the registry at x:1 cannot be reached"));
+    assert_eq!(bench.fleet.outcome().map(Cause::exit_code), Some(1));
 }
 
 fn any_event() -> impl Strategy<Value = (usize, usize, u8)> {
@@ -511,7 +500,10 @@ proptest! {
     fn every_fleet_ends(events in prop::collection::vec(any_event(), 0..80), owns_registry: bool, respawn: bool) {
         let limits = Limits { owns_registry, respawn, ..limits(1, 2, 4) };
         let mut bench = Bench::new(limits, &[("a", 2), ("b", 2)]);
-        let mut started = std::collections::BTreeSet::new();
+        if !owns_registry {
+            bench.fleet.handle_reached(bench.now);
+        }
+        let mut started = BTreeSet::new();
         for (kind, number, detail) in events {
             bench.fleet.handle_timeout(bench.now);
             let rank = started.iter().copied().nth_back(number).unwrap_or(number);
@@ -523,7 +515,7 @@ proptest! {
                 4 => bench.fleet.handle_event(bench.now, Event::NotStarted { rank, errno: libc::EAGAIN }),
                 5 => bench.fleet.set_hosts(bench.now, &hosts(&[("a", usize::from(detail)), ("c", number)][..=number % 2]), true),
                 6 => bench.register(rank, rank),
-                7 => bench.leave(rank),
+                7 => bench.leave(rank, Parting::ALL[usize::from(detail)]),
                 8 => bench.view(&started.iter().copied().collect::<Vec<_>>(), &[rank], &[]),
                 9 if detail == 2 => bench.news(News::Ended(Outcome::Finished)),
                 9 => bench.news(News::Waiting { have: 1, need: 2 }),

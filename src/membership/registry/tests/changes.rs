@@ -154,14 +154,14 @@ fn the_view_changes_no_more_often_than_the_limit() {
     bench.assert_members(2, &[1, 2]);
     bench.kill(1);
     bench.say(2, report(2, "0"));
-    let reason = "the view would change more often than the limit of 1 times";
+    let reason = "the view would change more often than 1 time";
     assert_eq!(bench.registry.outcome(), Some(&Outcome::Failed(reason.into())));
 }
 
 #[test]
 fn a_goodbye_changes_nothing_until_somebody_needs_the_one_that_left() {
     let mut bench = Bench::steady(RegistryConfig::new(3));
-    bench.say(1, ToRegistry::Leave { is_done: false, reason: "SIGTERM".into() });
+    bench.say(1, ToRegistry::Leave { parting: Parting::Asked, reason: "SIGTERM".into() });
     assert_eq!(bench.heard(1), [FromRegistry::Goodbye]);
     bench.kill(1);
     assert_eq!((bench.heard(0), bench.lost()), (vec![], vec![]));
@@ -174,7 +174,7 @@ fn a_goodbye_changes_nothing_until_somebody_needs_the_one_that_left() {
 
 #[test]
 fn a_job_whose_members_are_done_finishes_and_waits_for_nobody() {
-    let done = || ToRegistry::Leave { is_done: true, reason: "done".into() };
+    let done = || ToRegistry::Leave { parting: Parting::Done, reason: "done".into() };
     let mut bench = Bench::steady(RegistryConfig { min_np: 3, max_np: 4, ..RegistryConfig::new(3) });
     bench.say(0, done());
     // Nobody joins a job that ends.
@@ -191,12 +191,24 @@ fn a_job_whose_members_are_done_finishes_and_waits_for_nobody() {
 }
 
 #[test]
+fn a_member_that_was_done_without_a_word_is_not_missed() {
+    let mut bench = Bench::steady(RegistryConfig { min_np: 2, ..RegistryConfig::new(2) });
+    bench.say(0, ToRegistry::Leave { parting: Parting::Unsaid, reason: "it ended".into() });
+    bench.say(1, ToRegistry::Suspect { generation: Generation(1), slot: 0, detail: "it said goodbye".into() });
+    bench.say(1, report(1, "8+"));
+    assert_eq!(bench.registry.members(), [0, 1], "too few, as far as is known");
+    bench.registry.handle_done(bench.now);
+    bench.drain();
+    bench.assert_members(2, &[1]);
+}
+
+#[test]
 fn the_last_member_that_is_lost_fails_the_job() {
     let mut bench = Bench::steady(RegistryConfig::new(2));
-    bench.say(0, ToRegistry::Leave { is_done: true, reason: "done".into() });
+    bench.say(0, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     bench.kill(1);
     let Some(Outcome::Failed(reason)) = bench.registry.outcome() else { panic!("it goes on") };
-    assert_eq!(reason, "no member is left; the last to be lost: slot 1 exited: signal 9");
+    assert_eq!(reason, "no member is left; the last to be lost: slot 1 is gone: signal 9");
 }
 
 #[test]
@@ -228,7 +240,7 @@ fn what_is_of_another_view_or_from_nobody_is_ignored_and_counted() {
     bench.say(0, ToRegistry::Suspect { generation: Generation(0), slot: 1, detail: String::new() });
     bench.say(0, ToRegistry::Suspect { generation: Generation(1), slot: 9, detail: String::new() });
     bench.say(99, report(1, "3"));
-    bench.say(99, ToRegistry::Leave { is_done: false, reason: String::new() });
+    bench.say(99, ToRegistry::Leave { parting: Parting::Asked, reason: String::new() });
     assert_eq!(bench.registry.ignored(), 5);
     assert_eq!((bench.heard(1), bench.registry.status(bench.now).phase), (vec![], Phase::Steady));
 }

@@ -7,12 +7,12 @@ fn suspect(generation: u64, slot: Slot) -> ToRegistry {
 }
 
 fn beat(progress: u64) -> ToRegistry {
-    ToRegistry::Heartbeat { number: 1, progress, is_waiting: false }
+    ToRegistry::Heartbeat { number: 1, progress, is_waiting: false, counted: 0 }
 }
 
 /// A sign of life of one whose operations are in flight.
 fn waits(progress: u64) -> ToRegistry {
-    ToRegistry::Heartbeat { number: 1, progress, is_waiting: true }
+    ToRegistry::Heartbeat { number: 1, progress, is_waiting: true, counted: 0 }
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn a_goodbye_that_the_launcher_overtakes_is_a_goodbye() {
     let mut bench = Bench::steady(RegistryConfig::new(2));
     bench.registry.handle_exit(bench.now, &Who::Process { host: b"h".to_vec(), pid: 101 }, "exit code 0");
     bench.pass(Duration::from_millis(19));
-    bench.say(1, ToRegistry::Leave { is_done: true, reason: "done".into() });
+    bench.say(1, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     bench.close(1, Broken::Closed);
     bench.pass(SECOND);
     assert_eq!(bench.lost(), []);
@@ -215,6 +215,27 @@ fn a_slow_member_is_named_and_stays() {
     assert_eq!((bench.named(), bench.lost()), (vec![1], vec![]));
     let conditions: Vec<_> = bench.registry.status(bench.now).members.iter().map(|it| it.condition).collect();
     assert_eq!(conditions, [Condition::Live, Condition::Slow, Condition::Live]);
+}
+
+#[test]
+fn what_went_before_a_view_is_not_held_against_its_members() {
+    let mut bench = Bench::steady(RegistryConfig::new(3));
+    // All wait for slot 2, which is stopped, for longer than it takes to be named.
+    for _ in 0..90 {
+        (0..2).for_each(|member| bench.say(member, waits(7)));
+        bench.pass(SECOND);
+    }
+    bench.registry.evict(bench.now, Whom::Slot(2), "it is stopped");
+    bench.report_all(&[0, 1], 1, "0");
+    assert_eq!(bench.registry.members(), [0, 1]);
+    let named = bench.named();
+    // One computes now while the other waits already.
+    for _ in 0..59 {
+        bench.say(0, beat(7));
+        bench.say(1, waits(8));
+        bench.pass(SECOND);
+    }
+    assert_eq!(bench.named(), named);
 }
 
 #[test]

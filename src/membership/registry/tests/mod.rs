@@ -9,7 +9,9 @@ mod restarts;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::wire::registry::{Condition, Members, Phase, ProcessRecord, Register, Report, Resume, VERSION, ViewMessage};
+use crate::wire::registry::{
+    Condition, Members, Parting, Phase, ProcessRecord, Register, Report, Resume, VERSION, ViewMessage,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -19,13 +19,28 @@ fn operators_see_how_things_are() {
 }
 
 #[test]
+fn operators_see_steps_counted_since_the_view_began() {
+    let mut bench = Bench::steady(RegistryConfig::new(2));
+    let beat = |counted| ToRegistry::Heartbeat { number: 1, progress: 0, is_waiting: false, counted };
+    assert_eq!(bench.registry.status(bench.now).counted, 0);
+    bench.say(0, beat(41));
+    bench.say(1, beat(40));
+    assert_eq!(bench.registry.status(bench.now).counted, 41);
+    // What decides is what is reported.
+    bench.kill(0);
+    bench.say(1, report(1, "40"));
+    assert_eq!(bench.registry.status(bench.now).counted, 40);
+}
+
+#[test]
 fn operators_evict_by_rank_or_slot_and_members_do_not() {
     let mut bench = Bench::steady(RegistryConfig::new(4));
     let evict = |whom| ToRegistry::Evict { whom, reason: "it is too hot".into() };
     bench.say(99, evict(Whom::Rank(1)));
     assert_eq!(bench.heard(99), [FromRegistry::Done { what: "slot 1 is out".into() }]);
     let reason = "evicted: it is too hot".to_string();
-    assert_eq!(bench.heard(1), [FromRegistry::Evicted { generation: Generation(1), reason }]);
+    // The first view without it.
+    assert_eq!(bench.heard(1), [FromRegistry::Evicted { generation: Generation(2), reason }]);
     bench.report_all(&[0, 2, 3], 1, "0");
     // Rank 1 is another one now.
     bench.say(99, evict(Whom::Rank(1)));

@@ -102,12 +102,12 @@ fn one_that_is_out_is_out() {
 #[test]
 fn goodbyes_and_the_end_that_they_announce_are_kept() {
     let mut bench = second_view();
-    bench.say(0, ToRegistry::Leave { is_done: true, reason: "done".into() });
+    bench.say(0, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     let mut bench = restart(bench);
     bench.say(22, register(2, None, resume(2, 2)));
     bench.pass(60 * SECOND);
     assert_eq!(bench.lost(), []);
-    bench.say(22, ToRegistry::Leave { is_done: true, reason: "done".into() });
+    bench.say(22, ToRegistry::Leave { parting: Parting::Done, reason: "done".into() });
     assert_eq!(bench.registry.outcome(), Some(&Outcome::Finished));
 }
 
@@ -115,7 +115,7 @@ fn goodbyes_and_the_end_that_they_announce_are_kept() {
 fn goodbyes_are_answered_when_the_disk_has_them() {
     let mut bench = Bench::steady(RegistryConfig::new(3));
     bench.is_disk_slow = true;
-    let leave = || ToRegistry::Leave { is_done: true, reason: "done".into() };
+    let leave = || ToRegistry::Leave { parting: Parting::Done, reason: "done".into() };
     for slot in 0..2 {
         bench.say(slot, leave());
     }
@@ -146,7 +146,7 @@ fn one_that_leaves_before_its_first_view_is_written_has_left_it() {
     bench.is_disk_slow = true;
     bench.say(0, register(0, Some(0), None));
     bench.say(1, register(1, Some(1), None));
-    bench.say(1, ToRegistry::Leave { is_done: false, reason: "asked to go".into() });
+    bench.say(1, ToRegistry::Leave { parting: Parting::Asked, reason: "asked to go".into() });
     assert_eq!(bench.heard(1), []);
     bench.persisted(1);
     assert_eq!(bench.heard(1), [], "the view does not say that it left");

@@ -27,6 +27,9 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     with the state as it is; when a step was given up on all of them, with the state of the last commit. A rank that is
     sent SIGTERM ends its step, leaves at the next commit, and exits with code 0.
 
+    A rank whose function has returned is done. One that ends otherwise is judged by its exit code: with 0 it is done,
+    with another one it has failed, and is replaced.
+
     Nothing that needs other ranks may be called before it in the program.
     """
 
@@ -36,8 +39,12 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
         if not isinstance(communicator, ElasticCommunicator):
             state.sync()
             return func(state, *args, **kwargs)
+        communicator.is_done = False
         with _leaving_on_sigterm(communicator):
-            return _run(func, communicator, state, args, kwargs)
+            result = _run(func, communicator, state, args, kwargs)
+        # What comes after it needs no replacement for this rank.
+        communicator.is_done = True
+        return result
 
     return wrapper
 
