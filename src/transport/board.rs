@@ -37,7 +37,10 @@ pub(crate) const PARTS: usize = 3;
 const LINE: usize = 128;
 
 /// Bytes of payload that a line takes.
-pub(crate) const PAYLOAD_BYTES: usize = SLOT_BYTES - HEAD_BYTES;
+pub(crate) const PAYLOAD_BYTES: usize = 32 << 10;
+
+/// Bytes of payload that fit beside the call into the cache line that says that both are there.
+const INLINE_BYTES: usize = 64 - HEAD_BYTES;
 
 /// How many chunks of long messages are on their way at once.
 pub(crate) const CHUNKS: usize = 4;
@@ -49,13 +52,13 @@ pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 pub(crate) const RESULT_BYTES: usize = CHUNK_BYTES / 2 + LINE;
 
 const HEAD_BYTES: usize = 8 + Signature::BYTES;
-const SLOT_BYTES: usize = 16 << 10;
+const SLOT_BYTES: usize = LINE + PAYLOAD_BYTES;
 const EPOCH: usize = 0;
 const LEFT: usize = 8;
 const GIVEN_UP: usize = 16;
 const COUNTERS: usize = LINE;
 const SLOTS: usize = 4096;
-const STAGES: usize = SLOTS + 2 * SLOT_BYTES;
+const STAGES: usize = (SLOTS + 2 * SLOT_BYTES).next_multiple_of(4096);
 const RESULTS: usize = STAGES + CHUNKS * CHUNK_BYTES;
 const PART_BYTES: usize = (RESULTS + CHUNKS * RESULT_BYTES).next_multiple_of(4096);
 
@@ -253,9 +256,11 @@ impl Part {
         [self.word(start), self.word(start + 8), self.word(start + 16)]
     }
 
-    /// The payload of a line, of [`PAYLOAD_BYTES`].
-    pub(crate) fn payload(&self, slot: usize) -> *mut u8 {
-        self.at(SLOTS + (slot & 1) * SLOT_BYTES + HEAD_BYTES)
+    /// Where a line's payload lies that has up to `longest` bytes on any rank; beyond what fits beside the call, on a
+    /// cache line's start, since copies that straddle lines take half as long again.
+    pub(crate) fn payload(&self, slot: usize, longest: usize) -> *mut u8 {
+        let offset = if longest <= INLINE_BYTES { HEAD_BYTES } else { LINE };
+        self.at(SLOTS + (slot & 1) * SLOT_BYTES + offset)
     }
 
     /// One of the counters of chunks.

@@ -47,12 +47,12 @@ pub(super) struct Run {
 /// What becomes of what is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// Every rank combines it all, and in long messages each combines a part, which the others then copy.
-    Allreduce,
+    /// Combined by those that it is for.
+    Combined,
+    /// As that; but where it is long, each rank combines a part, which the others then copy.
+    AllreduceByParts,
     /// As that, for the root alone.
-    Reduce,
-    /// Each rank combines its own block.
-    ReduceScatter,
+    ReduceByParts,
     /// Copied by those that it is for.
     Copied,
 }
@@ -60,9 +60,9 @@ pub(super) enum Fate {
 impl Layout {
     pub(super) fn fate(&self) -> Fate {
         match self.collective {
-            Collective::Allreduce => Fate::Allreduce,
-            Collective::Reduce => Fate::Reduce,
-            Collective::ReduceScatter => Fate::ReduceScatter,
+            Collective::Allreduce => Fate::AllreduceByParts,
+            Collective::Reduce => Fate::ReduceByParts,
+            Collective::ReduceScatter => Fate::Combined,
             _ => Fate::Copied,
         }
     }
@@ -168,7 +168,8 @@ impl Layout {
 
     /// Whether it all goes into a line.
     pub(super) fn is_short(&self) -> bool {
-        self.longest() <= PAYLOAD_BYTES
+        // All read all, which more ranks put off longer.
+        self.longest() <= if self.size <= 4 { PAYLOAD_BYTES } else { PAYLOAD_BYTES / 2 }
     }
 }
 
@@ -193,7 +194,7 @@ impl Cut {
         let (elements, part, longest) = if layout.scatters() {
             let each = (room / layout.size) / line * line;
             (each, each, (0..layout.size).map(|block| layout.count(block)).max().unwrap_or(0))
-        } else if matches!(layout.fate(), Fate::Allreduce | Fate::Reduce) {
+        } else if matches!(layout.fate(), Fate::AllreduceByParts | Fate::ReduceByParts) {
             let part = (RESULT_BYTES / layout.width / line).min(room / layout.size / line) * line;
             (part * layout.size, part, layout.count(0))
         } else {
@@ -220,7 +221,7 @@ impl Cut {
     /// get the same, it is put up once, for rank 0.
     pub(super) fn shown(&self, layout: &Layout, chunk: u64, to: usize) -> Option<(Run, usize)> {
         match layout.fate() {
-            Fate::Allreduce | Fate::Reduce => (to != layout.rank).then(|| self.share(layout, chunk, to)),
+            Fate::AllreduceByParts | Fate::ReduceByParts => (to != layout.rank).then(|| self.share(layout, chunk, to)),
             _ if !layout.shows(layout.rank) => None,
             _ if layout.scatters() => {
                 let range = self.range(chunk, layout.count(to));
@@ -333,15 +334,16 @@ mod tests {
     /// are all that it is to get, in order.
     #[test]
     fn chunks_add_up_to_the_whole() {
-        for ranks in calls().into_iter().filter(|ranks| ranks[0].longest() > PAYLOAD_BYTES) {
+        for ranks in calls().into_iter().filter(|ranks| !ranks[0].is_short()) {
             let cut = Cut::new(&ranks[0]);
             assert!(
-                cut.part * ranks[0].width <= RESULT_BYTES || !matches!(ranks[0].fate(), Fate::Allreduce | Fate::Reduce)
+                cut.part * ranks[0].width <= RESULT_BYTES
+                    || !matches!(ranks[0].fate(), Fate::AllreduceByParts | Fate::ReduceByParts)
             );
             for (to, from) in ranks.iter().flat_map(|to| ranks.iter().map(move |from| (to, from))) {
                 let mut next = None;
                 for chunk in 0..cut.chunks {
-                    let (place, taken, offset) = if matches!(to.fate(), Fate::Allreduce | Fate::Reduce) {
+                    let (place, taken, offset) = if matches!(to.fate(), Fate::AllreduceByParts | Fate::ReduceByParts) {
                         let (share, offset) = cut.share(to, chunk, to.rank);
                         (share.start, share.bytes, offset)
                     } else if let Some((run, target)) = cut.taken(to, chunk, from.rank) {
@@ -351,11 +353,11 @@ mod tests {
                     };
                     assert!(offset + taken <= CHUNK_BYTES, "{to:?}");
                     if to.rank != from.rank {
-                        let all = matches!(to.fate(), Fate::Copied) && !to.scatters();
+                        let all = !to.scatters();
                         let (shown, at) = cut.shown(from, chunk, if all { 0 } else { to.rank }).unwrap();
                         assert_eq!((shown.bytes, at), (taken, offset), "chunk {chunk} of {from:?} for {to:?}");
                     }
-                    if !matches!(to.fate(), Fate::Allreduce | Fate::Reduce) {
+                    if !matches!(to.fate(), Fate::AllreduceByParts | Fate::ReduceByParts) {
                         assert_eq!(next.unwrap_or(place), place, "chunk {chunk} of {from:?} for {to:?}");
                         next = Some(place + taken);
                     }
@@ -365,7 +367,7 @@ mod tests {
                 }
             }
             // The shares of all ranks are the whole, each byte once.
-            if matches!(ranks[0].fate(), Fate::Allreduce | Fate::Reduce) {
+            if matches!(ranks[0].fate(), Fate::AllreduceByParts | Fate::ReduceByParts) {
                 let mut next = 0;
                 for (chunk, owner) in
                     (0..cut.chunks).flat_map(|chunk| (0..ranks.len()).map(move |owner| (chunk, owner)))

@@ -296,7 +296,7 @@ impl InHost {
         self.last = Some(call);
         let slot = line as usize;
         if run.is_short {
-            run.show(memory, self.own.payload(slot));
+            run.show(memory, self.own.payload(slot, run.longest));
         }
         for (word, value) in self.own.call(slot).into_iter().zip(run.call) {
             word.store(value, Ordering::Relaxed);
@@ -319,7 +319,8 @@ impl InHost {
             return Some(Err(trouble));
         }
         let slot = run.line as usize;
-        run.take_short(memory, |rank| self.peer(rank).map(|peer| peer.part.payload(slot).cast_const()));
+        let longest = run.longest;
+        run.take_short(memory, |rank| self.peer(rank).map(|peer| peer.part.payload(slot, longest).cast_const()));
         Some(self.believe(run))
     }
 

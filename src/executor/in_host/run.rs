@@ -15,6 +15,8 @@ pub(in crate::executor) struct Run {
     /// The call, as it stands in the line.
     pub(super) call: [u64; 3],
     pub(super) is_short: bool,
+    /// The most bytes that any rank shows.
+    pub(super) longest: usize,
     /// Its line; 0 before that is written.
     pub(super) line: u64,
     /// Whether the others were seen to be in the same call.
@@ -41,7 +43,21 @@ impl Run {
     pub(in crate::executor) fn new(layout: Layout, call: [u64; 3]) -> Self {
         let (fate, is_short) = (layout.fate(), layout.is_short());
         let cut = if is_short { Cut::NONE } else { Cut::new(&layout) };
-        Self { layout, fate, cut, call, is_short, line: 0, met: false, base: 0, staged: 0, combined: 0, done: 0 }
+        let longest = layout.longest();
+        Self {
+            layout,
+            fate,
+            cut,
+            call,
+            is_short,
+            longest,
+            line: 0,
+            met: false,
+            base: 0,
+            staged: 0,
+            combined: 0,
+            done: 0,
+        }
     }
 
     pub(in crate::executor) fn reads_output(&self) -> bool {
@@ -51,12 +67,12 @@ impl Run {
     /// Whether this rank's result needs what `rank` shows, or in a long call its part of the work.
     pub(super) fn needs(&self, rank: usize) -> bool {
         // The owners of the parts of a long reduce need all contributions, whoever gets the result.
-        self.layout.needs(rank) || (self.fate == Fate::Reduce && !self.is_short)
+        self.layout.needs(rank) || (self.fate == Fate::ReduceByParts && !self.is_short)
     }
 
     /// Whether the parts that the ranks combine are shown to others.
     pub(super) fn has_results(&self) -> bool {
-        matches!(self.fate, Fate::Allreduce | Fate::Reduce)
+        matches!(self.fate, Fate::AllreduceByParts | Fate::ReduceByParts)
     }
 
     /// Its line; 0 before that is written.
@@ -120,7 +136,7 @@ impl Run {
             (0..size).filter_map(source).collect()
         };
         match self.fate {
-            Fate::Allreduce | Fate::Reduce => {
+            Fate::AllreduceByParts | Fate::ReduceByParts => {
                 let (run, offset) = self.cut.share(&self.layout, self.combined, rank);
                 let own = memory.from.wrapping_add(run.start);
                 self.reduce(memory, result, &sources(own, offset), run.bytes);
@@ -128,7 +144,7 @@ impl Run {
                     copy(result, layout::Run { start: 0, bytes: run.bytes }, memory.to.wrapping_add(run.start));
                 }
             }
-            Fate::ReduceScatter => {
+            Fate::Combined => {
                 let Some((run, target)) = self.cut.own(&self.layout, self.combined) else { return };
                 let own = memory.from.wrapping_add(run.start);
                 let offset = self.cut.taken(&self.layout, self.combined, rank).map_or(0, |(run, _)| run.start);
