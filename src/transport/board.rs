@@ -4,7 +4,7 @@
 //! with the doorbell. So a member that was removed and lives on can change nothing but its own board, which nobody looks
 //! at any more.
 //!
-//! A board is divided into [`PARTS`] parts; a communicator takes one on each of its members' boards. A part holds
+//! A board is divided into parts; a communicator takes one on each of its members' boards. A part holds
 //!
 //! - an *epoch*, which changes when the part goes over to another communicator, a mark that its owner has left it, and the
 //!   number of the first line that its owner takes back;

@@ -1,8 +1,8 @@
 //! Where a process context sleeps when nothing can be done: one place for all its peers, whatever carries them.
 //!
 //! While only in-host peers are there, it sleeps on the word of its doorbell (a futex): that is the cheapest wake-up
-//! there is. The kernel does not tell a word that a peer died, so that sleep is cut into slices, after each of which
-//! the peers' descriptors are looked at. As soon as there is a socket that carries data, it sleeps on descriptors
+//! there is. The kernel does not tell a word that a peer died, so that sleep is cut into slices, short ones at first, after
+//! each of which the peers' descriptors are looked at. As soon as there is a socket that carries data, it sleeps on descriptors
 //! (epoll), and in-host peers ring through an event descriptor which they got with the doorbell. An event descriptor and
 //! not a byte on the peers' Unix sockets, because one serves all peers and the owner's own kicks, it is never full, it
 //! needs no reading, and the sockets stay silent: whatever becomes readable there is the end.
@@ -21,6 +21,10 @@ use crate::sys::{Epoll, Interest, Readiness, Segment, futex};
 /// of an in-host peer is noticed by one who sleeps. At this length an otherwise idle waiter wakes 40 times a second,
 /// some 0.02 % of a processor.
 const SLICE: Duration = Duration::from_millis(25);
+
+/// How long the first slice is. Each is twice as long as the one before: ranks that work wait a millisecond or two for each
+/// other, and one that waits longer than that may wait for one that has just died.
+const FIRST_SLICE: Duration = Duration::from_millis(1);
 
 /// Reading only. Room to write is asked for while it is waited for (`want_write`), because a socket nearly always has
 /// room, and an edge for arrived bytes that were taken long ago would be told again as room.
@@ -153,6 +157,7 @@ impl Sleeper {
         let word = self.doorbell.word();
         let mut now = Instant::now();
         let end = now.checked_add(timeout);
+        let mut slice = FIRST_SLICE;
         loop {
             let alarm = self.alarm();
             if !doorbell::enter(word, alarm) {
@@ -167,7 +172,8 @@ impl Sleeper {
             // the caller's deadline still holds.
             let outcome = match alarm {
                 Alarm::Word => {
-                    let slept = futex::wait(word, alarm.expected(), left.min(SLICE));
+                    let slept = futex::wait(word, alarm.expected(), left.min(slice));
+                    slice = (2 * slice).min(SLICE);
                     if word.load(Ordering::Relaxed) == alarm.expected() {
                         slept.and_then(|()| self.look(&mut state, Duration::ZERO))
                     } else {

@@ -1,5 +1,6 @@
 //! Collectives over real transports, with ranks as threads of the test: results, mismatches, failures, groups, handles.
 
+mod boards;
 mod failures;
 mod groups;
 mod handles;

@@ -26,7 +26,7 @@ caught_by --lib reduce::tests::special::halves_are_rounded_once
 
 bug sends-partial-sums-as-halves 'partial sums of halves travel as halves'
 change src/executor/operation.rs \
-    'work.dtype.is_half() && schedule.partials_travel' \
+    'work.dtype.is_half() && work.schedule.partials_travel' \
     'work.dtype.is_half() && false'
 caught_by '--test collectives' order::halves_are_rounded_once
 
@@ -72,8 +72,8 @@ caught_by --lib executor::simulation::a_timeout_on_one_rank_ends_the_operation_o
 
 bug blames-its-neighbour 'a timeout names the rank that is waited for, though that one waits for another itself'
 change src/executor/core/late.rs \
-    'operation.waits.silent(own, &operation.waiting_for());' \
-    'operation.waiting_for().into_iter().map(|rank| (rank, own)).collect::<Vec<_>>();'
+    'operation.waits.silent(own, &self.waiting_for(operation));' \
+    'self.waiting_for(operation).into_iter().map(|rank| (rank, own)).collect::<Vec<_>>();'
 caught_by --lib executor::simulation::the_silent_rank_is_named_and_no_other
 
 # A mismatched call is an error.
@@ -330,3 +330,41 @@ change src/elastic/state_file.rs \
     'rustix::fs::flock(&new, FlockOperation::NonBlockingLockExclusive)?;' \
     ''
 caught_by --lib elastic::state_file::tests::a_file_has_one_owner_through_all_its_replacements
+
+# Calls over boards of shared memory.
+
+bug overwrites-lines 'a line is written before all have written the one before, while some still read what lies there'
+change src/executor/in_host/mod.rs \
+    'if !peer.has_written(before) {' \
+    'if false {'
+caught_by '--test collectives' boards::a_root_that_runs_ahead_overwrites_nothing
+
+bug overwrites-chunks 'a place in the stage is used again before all are done with it'
+change src/executor/in_host/mod.rs \
+    'self.peers.iter().all(|peer| peer.part.has_counted(Count::Done, wanted))' \
+    'wanted < u64::MAX'
+caught_by '--test collectives' boards::a_root_that_runs_ahead_overwrites_nothing
+
+bug takes-what-was-taken-back 'a rank that comes late takes the line of one that has given the call up'
+change src/transport/board.rs \
+    'has_reached(self.line(number as usize), number) && self.given_up() > number' \
+    'has_reached(self.line(number as usize), number)'
+caught_by --lib transport::board::tests::a_line_that_was_taken_back_is_not_shown
+
+bug forgets-who-differed 'a call of which nothing was needed is never compared'
+change src/executor/in_host/mod.rs \
+    'if let (true, Some(last)) = (peer.compared < before, self.last)' \
+    'if let (false, Some(last)) = (peer.compared < before, self.last)'
+caught_by '--test collectives' mismatches::what_is_told_late_has_the_number_of_the_operation_that_differed
+
+bug reuses-parts 'a part of a board is taken again while peers may read it'
+change src/transport/board.rs \
+    '!place.taken && place.readers.iter().zip(&place.parts).all(has_left)' \
+    '!place.taken && place.readers.iter().zip(&place.parts).all(|_| true)'
+caught_by --lib transport::board::tests::a_part_is_taken_again_when_all_who_may_read_it_have_left
+
+bug keeps-the-epoch 'who reads on does not notice that a part is another communicator now'
+change src/transport/board.rs \
+    '*epochs += 1;' \
+    '*epochs = 1;'
+caught_by --lib transport::board::tests::who_reads_on_notices_that_a_part_is_another_s

@@ -353,7 +353,7 @@ mod tests {
                     };
                     assert!(offset + taken <= CHUNK_BYTES, "{to:?}");
                     if to.rank != from.rank {
-                        let all = !to.scatters();
+                        let all = to.fate() == Fate::Copied && !to.scatters();
                         let (shown, at) = cut.shown(from, chunk, if all { 0 } else { to.rank }).unwrap();
                         assert_eq!((shown.bytes, at), (taken, offset), "chunk {chunk} of {from:?} for {to:?}");
                     }

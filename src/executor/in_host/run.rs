@@ -7,6 +7,9 @@ use super::layout::{self, Cut, Fate, Layout};
 use crate::reduce;
 use crate::types::{DataType, Finish, Reduction};
 
+/// How much is combined before it is copied on.
+const PIECE_BYTES: usize = 8 << 10;
+
 /// How far a call has come.
 pub(in crate::executor) struct Run {
     layout: Layout,
@@ -139,9 +142,16 @@ impl Run {
             Fate::AllreduceByParts | Fate::ReduceByParts => {
                 let (run, offset) = self.cut.share(&self.layout, self.combined, rank);
                 let own = memory.from.wrapping_add(run.start);
-                self.reduce(memory, result, &sources(own, offset), run.bytes);
-                if self.layout.taken(rank).is_some() {
-                    copy(result, layout::Run { start: 0, bytes: run.bytes }, memory.to.wrapping_add(run.start));
+                let (all, takes) = (sources(own, offset), self.layout.taken(rank).is_some());
+                // Piece by piece, so that what is copied is still in the nearest cache.
+                for start in (0..run.bytes).step_by(PIECE_BYTES) {
+                    let bytes = PIECE_BYTES.min(run.bytes - start);
+                    let pieces: SmallVec<[*const u8; MOST_RANKS]> =
+                        all.iter().map(|source| source.wrapping_add(start)).collect();
+                    self.reduce(memory, result.wrapping_add(start), &pieces, bytes);
+                    if takes {
+                        copy(result, layout::Run { start, bytes }, memory.to.wrapping_add(run.start + start));
+                    }
                 }
             }
             Fate::Combined => {
