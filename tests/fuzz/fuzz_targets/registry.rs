@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use phalanx::membership::registry::State;
+use phalanx::membership::registry::Kept;
 use phalanx::wire::registry::{Frames, FromRegistry, MAX_REQUEST_FRAME, ToRegistry};
 
 fuzz_target!(|data: &[u8]| {
@@ -20,8 +20,8 @@ fuzz_target!(|data: &[u8]| {
             }
         }
         2 => {
-            if let Ok(state) = State::decode(frame) {
-                assert_eq!(State::decode(&state.encode()), Ok(state));
+            if let Ok(kept) = Kept::decode(frame) {
+                assert_eq!(Kept::decode(&kept.encode()), Ok(kept));
             }
         }
         _ => stream(frame),
