@@ -19,9 +19,12 @@ mod half_bits;
 mod kernel;
 mod number;
 mod storage;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod user;
+
+pub use stream::copy_streaming;
 
 use crate::types::{DataType, Finish, Order, ReduceOp, Reduction};
 use cast::Kind;

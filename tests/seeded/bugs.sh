@@ -68,13 +68,13 @@ bug forgets-the-deadline 'an operation past its deadline waits on'
 change src/executor/core/late.rs \
     'operation.deadline.has_passed(now)' \
     'false'
-caught_by --lib executor::simulation::a_timeout_on_one_rank_ends_the_operation_on_all
+caught_by --lib executor::simulation::tests::a_timeout_on_one_rank_ends_the_operation_on_all
 
 bug blames-its-neighbour 'a timeout names the rank that is waited for, though that one waits for another itself'
 change src/executor/core/late.rs \
     'operation.waits.silent(own, &self.waiting_for(operation));' \
     'self.waiting_for(operation).into_iter().map(|rank| (rank, own)).collect::<Vec<_>>();'
-caught_by --lib executor::simulation::the_silent_rank_is_named_and_no_other
+caught_by --lib executor::simulation::tests::the_silent_rank_is_named_and_no_other
 
 # A mismatched call is an error.
 
@@ -112,20 +112,20 @@ change src/executor/core.rs \
         if tell {' \
     '        self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
         if false {'
-caught_by --lib executor::simulation::a_timeout_on_one_rank_ends_the_operation_on_all
+caught_by --lib executor::simulation::tests::a_timeout_on_one_rank_ends_the_operation_on_all
 
 bug keeps-a-loss-to-itself 'a rank that gives another one up tells nobody'
 change src/executor/core/peers.rs \
     '        } else if tell {' \
     '        } else if false {'
-caught_by --lib executor::simulation::a_rank_that_one_gives_up_is_given_up_by_all
+caught_by --lib executor::simulation::tests::a_rank_that_one_gives_up_is_given_up_by_all
 
 bug fails-one-operation-of-the-dead 'only one of the operations in flight with a dead rank fails'
 change src/executor/core/peers.rs \
     'self.fail(slot, failure, true);' \
     'self.fail(slot, failure, true);
      break;'
-caught_by --lib executor::simulation::a_death_reaches_every_rank_and_is_named
+caught_by --lib executor::simulation::tests::a_death_reaches_every_rank_and_is_named
 
 bug leaves-one-waiting 'of two processes with the same rank, the second is not told'
 change src/membership/gathering.rs \

@@ -94,6 +94,11 @@ impl Run {
         self.has_results() && self.layout.taken(self.layout.rank).is_some()
     }
 
+    /// How results get to the caller's memory. In place they are in the cache, where the input was just read.
+    fn hand_over(&self) -> fn(*const u8, layout::Run, *mut u8) {
+        if self.longest >= STREAMED_BYTES && !self.layout.in_place { copy_streaming } else { copy }
+    }
+
     /// Copies what this rank shows into its line.
     pub(super) fn show(&self, memory: &Memory<'_>, payload: *mut u8) {
         copy(memory.from, self.layout.shown(), payload);
@@ -150,7 +155,7 @@ impl Run {
                         all.iter().map(|source| source.wrapping_add(start)).collect();
                     self.reduce(memory, result.wrapping_add(start), &pieces, bytes);
                     if takes {
-                        copy(result, layout::Run { start, bytes }, memory.to.wrapping_add(run.start + start));
+                        self.hand_over()(result, layout::Run { start, bytes }, memory.to.wrapping_add(run.start + start));
                     }
                 }
             }
@@ -165,11 +170,11 @@ impl Run {
                     if let (Some((run, target)), Some(stage)) =
                         (self.cut.taken(&self.layout, self.combined, from), stage(from))
                     {
-                        copy(stage, run, memory.to.wrapping_add(target));
+                        self.hand_over()(stage, run, memory.to.wrapping_add(target));
                     }
                 }
                 if let Some((run, target)) = self.cut.own(&self.layout, self.combined) {
-                    copy(memory.from, run, memory.to.wrapping_add(target));
+                    self.hand_over()(memory.from, run, memory.to.wrapping_add(target));
                 }
             }
         }
@@ -184,7 +189,7 @@ impl Run {
         for owner in (0..size).filter(|owner| *owner != rank) {
             let (run, _) = self.cut.share(&self.layout, self.done, owner);
             if let Some(result) = result(owner) {
-                copy(result, layout::Run { start: 0, bytes: run.bytes }, memory.to.wrapping_add(run.start));
+                self.hand_over()(result, layout::Run { start: 0, bytes: run.bytes }, memory.to.wrapping_add(run.start));
             }
         }
     }
@@ -197,6 +202,15 @@ impl Run {
         // this rank's own result; equal to a source or apart from all.
         unsafe { reduce::reduce(memory.reduction, memory.dtype, target, sources, count, memory.finish) }
     }
+}
+
+/// From how many bytes on results are written past the caches: what is longer does not stay in one processor's own.
+const STREAMED_BYTES: usize = 4 << 20;
+
+/// As [`copy`], past the caches.
+fn copy_streaming(source: *const u8, run: layout::Run, target: *mut u8) {
+    // SAFETY: as in `copy`.
+    unsafe { reduce::copy_streaming(source.wrapping_add(run.start), target, run.bytes) }
 }
 
 /// Copies a run of `source`.
