@@ -216,6 +216,11 @@ impl Channel {
         early
     }
 
+    /// Whether any operation was given up.
+    pub fn has_given_up(&self) -> bool {
+        !self.aborted.is_empty()
+    }
+
     /// Whether messages came of operations that have not started here.
     pub fn has_early(&self) -> bool {
         !self.early.is_empty()

@@ -591,6 +591,9 @@ impl Core {
             return;
         };
         let (tag, signature, sets_up) = (operation.tag, operation.signature, operation.sets_up);
+        if operation.held {
+            self.hold_no_more(tag.communicator, slot);
+        }
         self.free.push(slot);
         self.by_tag.remove(&tag);
         self.active -= 1;

@@ -1,8 +1,9 @@
 //! Calls over boards of shared memory, where they differ from others: ranks that run ahead, many communicators.
 
-use phalanx::{ReduceOp, TransportKind};
+use phalanx::types::DataType;
+use phalanx::{Call, ReduceOp, TransportKind};
 
-use super::support::on_world;
+use super::support::{TRANSPORTS, on_world};
 
 /// A root needs nothing from the others, and may be calls ahead of them. What it has shown stays until all have read it.
 #[test]
@@ -85,4 +86,37 @@ fn communicators_come_and_go() {
             assert!(data.iter().all(|found| *found == 3));
         }
     });
+}
+
+/// A communicator's first call may be given up before it is known which way its calls go; they go on all the same.
+#[test]
+fn a_first_call_that_is_given_up_leaves_no_trace() {
+    for kind in TRANSPORTS {
+        for round in 0..5 {
+            on_world(kind, 3, |comm| {
+                let group = comm.subgroup(&[0, 1, 2]).expect("a list").expect("a member");
+                if comm.rank() == 0 {
+                    let call = Call::allreduce(DataType::U8, 4, ReduceOp::Sum).in_place(true);
+                    let mut data = [1_u8; 4];
+                    // SAFETY: the call is given up before the memory goes.
+                    let handle =
+                        unsafe { group.submit(&call, std::ptr::null(), data.as_mut_ptr(), None) }.expect("a start");
+                    (0..round * 20).for_each(|_| drop(handle.poll()));
+                    handle.give_up("enough");
+                    assert!(handle.wait().is_err());
+                }
+                comm.barrier().expect("the world is well");
+                if comm.rank() != 0 {
+                    assert!(group.allreduce(&mut [1_u8; 4], ReduceOp::Sum).is_err(), "{kind}");
+                }
+                comm.barrier().expect("the world is well");
+                for _ in 0..3 {
+                    let mut data = [1_u8; 4];
+                    group.allreduce(&mut data, ReduceOp::Sum).expect("the group goes on");
+                    assert_eq!(data, [3; 4], "{kind}");
+                    comm.allreduce(&mut data, ReduceOp::Max).expect("the world is well");
+                }
+            });
+        }
+    }
 }

@@ -73,7 +73,7 @@ lost() { # heartbeat limit
     tests/hosts.sh cut 3
     sees registry.err '^phalanx: view 2: 3 ranks, slots 0, 1, 3'
     echo "cable pulled to view: $(($(milliseconds) - before)) ms, with a heartbeat limit of $1 s"
-    grep -E "slot 2's host does not answer" "$said/registry.err"
+    grep -E "slot 2 is unreachable: no answer from it" "$said/registry.err"
     for rank in 0 1 3; do sees "rank$rank.out" 'slots \[0, 1, 3\]'; done
     # Without the registry's word it waits, and says so.
     sees rank2.err 'cut off from the registry.*operations do not advance'

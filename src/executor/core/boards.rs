@@ -105,7 +105,8 @@ impl Core {
             }
         }
         let InHostWay::SettingUp(set_up) = std::mem::replace(&mut channel.in_host, InHostWay::Never) else { return };
-        let (in_host, held) = set_up.finish(cause.is_none());
+        // Where a call was given up meanwhile, the others forgo the boards too, as soon as they hear of it.
+        let (in_host, held) = set_up.finish(cause.is_none() && !channel.has_given_up());
         if let Some(in_host) = in_host {
             let index = self.in_hosts.iter().position(Option::is_none).unwrap_or_else(|| {
                 self.in_hosts.push(None);
@@ -171,6 +172,14 @@ impl Core {
         let slot = self.put(operation);
         if let Some(Some(in_host)) = self.in_hosts.get_mut(boards) {
             in_host.go_on_with(slot);
+        }
+    }
+
+    /// An operation has ended before it was known which way it goes. Its place may be another's now.
+    pub(super) fn hold_no_more(&mut self, communicator: CommunicatorId, slot: usize) {
+        let channel = self.channels.get_mut(&communicator);
+        if let Some(InHostWay::SettingUp(set_up)) = channel.map(|channel| &mut channel.in_host) {
+            set_up.held.retain(|held| *held != slot);
         }
     }
 

@@ -155,7 +155,11 @@ impl Run {
                         all.iter().map(|source| source.wrapping_add(start)).collect();
                     self.reduce(memory, result.wrapping_add(start), &pieces, bytes);
                     if takes {
-                        self.hand_over()(result, layout::Run { start, bytes }, memory.to.wrapping_add(run.start + start));
+                        self.hand_over()(
+                            result,
+                            layout::Run { start, bytes },
+                            memory.to.wrapping_add(run.start + start),
+                        );
                     }
                 }
             }
