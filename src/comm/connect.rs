@@ -1,7 +1,7 @@
 //! From a description of the world to a communicator over real transports.
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::communicator::{Communicator, Settings};
 use super::world::World;
@@ -15,18 +15,10 @@ use crate::transport::listen::{ListenAddresses, ListenConfig, Listeners};
 use crate::transport::sleep::Sleeper;
 use crate::types::{CommunicatorId, Deadline, Error, Generation, Result, TransportKind, View};
 
-/// How long a waiting thread polls before it sleeps. A sleep and the wake-up that ends it cost 5 to 50 us; polling as
-/// long as that costs at most twice the best choice.
-const SPIN: Duration = Duration::from_micros(50);
-
-/// How the engine waits when `local_ranks` share this host. With more ranks than cores, whoever polls offers its core
-/// to the others in between.
+/// How the engine waits when `local_ranks` share this host, as far as this process's own processors tell: more is known
+/// when the ranks have told each other theirs.
 pub(super) fn engine_config(local_ranks: usize) -> EngineConfig {
-    let cores = sys::process::usable_processors();
-    // While a rank offers its core, the others have their turns: the clock runs that much faster.
-    let turns = u32::try_from(local_ranks.div_ceil(cores)).unwrap_or(u32::MAX);
-    let yields = local_ranks > cores;
-    EngineConfig { spin: if yields { SPIN.saturating_mul(turns).saturating_mul(4) } else { SPIN }, yields }
+    EngineConfig::new(local_ranks, sys::process::usable_processors())
 }
 
 /// What the engine sleeps on.

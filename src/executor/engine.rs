@@ -57,6 +57,21 @@ pub struct EngineConfig {
     pub yields: bool,
 }
 
+/// How long a waiting thread polls before it sleeps. A sleep and the wake-up that ends it cost 5 to 50 us; polling as
+/// long as that costs at most twice the best choice.
+const SPIN: Duration = Duration::from_micros(50);
+
+impl EngineConfig {
+    /// For one of `ranks` that share `processors`. With more ranks than processors, whoever polls offers its own to the
+    /// others in between.
+    pub fn new(ranks: usize, processors: usize) -> Self {
+        // While a rank offers its processor, the others have their turns: the clock runs that much faster.
+        let turns = u32::try_from(ranks.div_ceil(processors.max(1))).unwrap_or(u32::MAX);
+        let yields = ranks > processors;
+        Self { spin: if yields { SPIN.saturating_mul(turns).saturating_mul(4) } else { SPIN }, yields }
+    }
+}
+
 /// Runs the operations of one process. See the room's story in `mod.rs`.
 pub struct Engine {
     shared: Arc<Shared>,
@@ -84,6 +99,13 @@ struct State {
     followers: usize,
     /// The engine is being dropped.
     stopping: bool,
+}
+
+impl State {
+    /// How this process waits, by what it knows now.
+    fn config(&self) -> EngineConfig {
+        self.core.sharing.map_or(self.config, |(ranks, processors)| EngineConfig::new(ranks, processors))
+    }
 }
 
 /// How many polls go by between two looks at the clock.
@@ -320,8 +342,8 @@ impl Engine {
     pub unsafe fn run_now(&self, call: &Now<'_>, work: impl FnOnce() -> Work) -> Option<Arc<Completion>> {
         let mut state = self.shared.lock();
         if !state.led {
-            let State { core, config, .. } = &mut *state;
-            let mut patience = Patience::new(*config, &self.shared.contenders);
+            let mut patience = Patience::new(state.config(), &self.shared.contenders);
+            let core = &mut state.core;
             // SAFETY: the caller's promise.
             match unsafe { core.run_now(call, &mut || patience.goes_on()) } {
                 Outcome::Done => return None,
@@ -518,7 +540,7 @@ impl Shared {
             }
             polls += 1;
             if polls % POLLS_PER_LOOK != 1 {
-                let yields = state.config.yields;
+                let yields = state.config().yields;
                 state = self.let_in(state, yields);
                 continue;
             }
@@ -538,7 +560,7 @@ impl Shared {
                 break;
             }
             // The progress thread does not spin: it would take a core from the threads that compute.
-            let EngineConfig { spin, yields } = state.config;
+            let EngineConfig { spin, yields } = state.config();
             let spin = if matches!(until, Until::Idle) { Duration::ZERO } else { spin };
             if now.duration_since(*idle_since.get_or_insert(now)) < spin {
                 state = self.let_in(state, yields);

@@ -24,7 +24,7 @@ mod stream;
 mod tests;
 mod user;
 
-pub use stream::copy_streaming;
+pub use stream::{copy_streaming, prefetch};
 
 use crate::types::{DataType, Finish, Order, ReduceOp, Reduction};
 use cast::Kind;

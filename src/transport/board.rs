@@ -37,7 +37,7 @@ pub(crate) const PARTS: usize = 3;
 const LINE: usize = 128;
 
 /// Bytes of payload that a line takes.
-pub(crate) const PAYLOAD_BYTES: usize = 32 << 10;
+pub(crate) const PAYLOAD_BYTES: usize = 16 << 10;
 
 /// Bytes of payload that fit beside the call into the cache line that says that both are there.
 const INLINE_BYTES: usize = 64 - HEAD_BYTES;

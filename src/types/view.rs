@@ -52,6 +52,11 @@ impl CommunicatorId {
     }
 
     /// Whether this is a channel of point-to-point messages.
+    pub const fn is_world(self) -> bool {
+        self.0 & (Self::NUMBER | Self::POINT_TO_POINT) == 0
+    }
+
+    /// Whether it is a channel of messages from one rank to another.
     pub const fn is_point_to_point(self) -> bool {
         self.0 & Self::POINT_TO_POINT != 0
     }

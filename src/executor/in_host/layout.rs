@@ -212,9 +212,12 @@ impl Cut {
     /// The part of the chunk that `owner` combines: where it lies in the whole, and in the stage.
     pub(super) fn share(&self, layout: &Layout, chunk: u64, owner: usize) -> (Run, usize) {
         let range = self.range(chunk, layout.count(0));
-        let start = (range.start + owner * self.part).min(range.end);
-        let end = (start + self.part).min(range.end);
-        (layout.run(start, end - start), owner * self.part * layout.width)
+        // The last chunk is shared out as evenly as the others.
+        let line = (64 / layout.width).max(1);
+        let part = range.len().div_ceil(layout.size).next_multiple_of(line).min(self.part);
+        let start = (range.start + owner * part).min(range.end);
+        let end = (start + part).min(range.end);
+        (layout.run(start, end - start), owner * part * layout.width)
     }
 
     /// What this rank puts up of the chunk for `to`, in the memory that it reads from, and where in the stage. Where all

@@ -10,6 +10,9 @@ use crate::types::{DataType, Finish, Reduction};
 /// How much is combined before it is copied on.
 const PIECE_BYTES: usize = 8 << 10;
 
+/// How much is fetched while as much is combined. A whole number of elements.
+const FETCHED_BYTES: usize = 2 << 10;
+
 /// How far a call has come.
 pub(in crate::executor) struct Run {
     layout: Layout,
@@ -198,7 +201,28 @@ impl Run {
         }
     }
 
+    /// Combines `bytes` of all sources, which are in rank order, a piece at a time. The next piece is fetched meanwhile: loads from a peer's cache
+    /// take long, and a loop that stores as well cannot have many under way where its addresses happen to be alike in
+    /// their last 12 bits, by which the processor takes a load for one of what was just stored.
     fn reduce(&self, memory: &Memory<'_>, target: *mut u8, sources: &[*const u8], bytes: usize) {
+        let fetch = |start: usize| {
+            let others = sources.iter().enumerate().filter(|(rank, _)| *rank != self.layout.rank);
+            for (_, source) in others {
+                reduce::prefetch(source.wrapping_add(start), FETCHED_BYTES.min(bytes.saturating_sub(start)));
+            }
+        };
+        if bytes > FETCHED_BYTES / 4 {
+            fetch(0);
+        }
+        for start in (0..bytes).step_by(FETCHED_BYTES) {
+            fetch(start + FETCHED_BYTES);
+            let pieces: SmallVec<[*const u8; MOST_RANKS]> =
+                sources.iter().map(|source| source.wrapping_add(start)).collect();
+            self.reduce_piece(memory, target.wrapping_add(start), &pieces, FETCHED_BYTES.min(bytes - start));
+        }
+    }
+
+    fn reduce_piece(&self, memory: &Memory<'_>, target: *mut u8, sources: &[*const u8], bytes: usize) {
         let count = bytes / self.layout.width;
         // SAFETY: the layout keeps every run inside the caller's buffers, whose lengths are the call's, and inside the
         // boards' payloads, stages and results, which are mapped as long as the communicator's parts. The peers do not

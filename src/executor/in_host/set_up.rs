@@ -8,11 +8,15 @@ use super::{InHost, MOST_RANKS, Peer};
 use crate::executor::completion::Completion;
 use crate::executor::operation::Work;
 use crate::schedule::{self, PlanRequest, Shape};
+use crate::sys::process;
 use crate::transport::board::{Board, Neighbour, Part};
 use crate::types::{Algorithm, Collective, DataType, Deadline, Error, ReduceOp, Reduction, Result, Signature, Tag};
 
-/// Words that each rank tells: the part it took and its epoch, or whether it sees all the others'.
-const WORDS: usize = 2;
+/// Words that each rank tells: the part it took and its epoch, or whether it sees all the others'; and its processors.
+const WORDS: usize = 2 + PROCESSORS / 64;
+
+/// How many processors are told of, one bit each.
+const PROCESSORS: usize = 256;
 
 /// What a rank tells that has no part.
 const NONE: u64 = u64::MAX;
@@ -33,6 +37,8 @@ pub(in crate::executor) struct SetUp {
     /// Under which call, and until when.
     signature: Signature,
     deadline: Deadline,
+    /// How many processors all of them may run on, if that is known.
+    processors: Option<usize>,
     /// The numbers of the two allgathers.
     sequences: [u64; 2],
     /// Which is under way.
@@ -61,6 +67,7 @@ impl SetUp {
             members,
             board,
             peers: None,
+            processors: None,
             signature,
             deadline,
             sequences: [first_sequence, first_sequence + 1],
@@ -77,11 +84,13 @@ impl SetUp {
 
     /// The allgather that is next.
     pub fn work(&self, tag: Tag) -> Result<Work> {
-        let own = match (self.round, &self.board) {
-            (0, Some((_, index, part))) => [*index as u64, part.epoch()],
-            (0, None) => [NONE, 0],
-            _ => [u64::from(self.peers.is_some()), 0],
-        };
+        let mut own = [0; WORDS];
+        match (self.round, &self.board) {
+            (0, Some((_, index, part))) => [own[0], own[1]] = [*index as u64, part.epoch()],
+            (0, None) => own[0] = NONE,
+            _ => own[0] = u64::from(self.peers.is_some()),
+        }
+        own[2..].copy_from_slice(&processors());
         let size = self.members.len();
         let mut table = Box::new(Table { own, all: vec![0; WORDS * size] });
         let request = PlanRequest {
@@ -117,16 +126,25 @@ impl SetUp {
 
     /// What the first allgather brought. `neighbour` gives what the member of the world with this number shows.
     pub fn learn(&mut self, neighbour: impl Fn(usize) -> Option<Neighbour>) {
-        if self.round > 0 || self.board.is_none() {
+        if self.round > 0 {
             return;
         }
         let Some(table) = self.take_table() else { return };
+        self.processors = count_processors(table.all.chunks_exact(WORDS).map(|words| &words[2..]));
+        if self.board.is_none() {
+            return;
+        }
         let others = self.members.iter().zip(table.all.chunks_exact(WORDS)).enumerate();
         let peer = |(rank, (&member, words)): (usize, (&usize, &[u64]))| {
             let neighbour = neighbour(member)?;
             Some(Peer { rank, part: neighbour.part(words[0], words[1])?, neighbour, seen: 0, compared: 0 })
         };
         self.peers = others.filter(|(rank, _)| *rank != self.rank).map(peer).collect();
+    }
+
+    /// How many ranks share how many processors, if that is known.
+    pub fn sharing(&self) -> Option<(usize, usize)> {
+        self.processors.map(|processors| (self.members.len(), processors))
     }
 
     /// Goes on to the second allgather; false when that was it.
@@ -159,6 +177,33 @@ impl SetUp {
     }
 }
 
+/// This process's processors, a bit each; none if it may run on some that have no bit.
+fn processors() -> [u64; PROCESSORS / 64] {
+    let mut bits = [0; PROCESSORS / 64];
+    for processor in process::affinity().unwrap_or_default() {
+        match bits.get_mut(processor / 64) {
+            Some(word) => *word |= 1 << (processor % 64),
+            None => return [0; PROCESSORS / 64],
+        }
+    }
+    bits
+}
+
+/// How many processors the ranks may run on together: what their affinities name, or this one's control group allows when
+/// that is less. `None` if one of them did not say.
+fn count_processors<'a>(ranks: impl Iterator<Item = &'a [u64]>) -> Option<usize> {
+    let mut all = [0; PROCESSORS / 64];
+    for bits in ranks {
+        if bits.iter().all(|word| *word == 0) {
+            return None;
+        }
+        all.iter_mut().zip(bits).for_each(|(all, word)| *all |= word);
+    }
+    let named: u32 = all.iter().map(|word: &u64| word.count_ones()).sum();
+    let limit = process::cgroup_processors().map_or(usize::MAX, |limit| limit.ceil() as usize);
+    Some((named as usize).min(limit).max(1))
+}
+
 impl Drop for SetUp {
     fn drop(&mut self) {
         if let Some((board, index, part)) = self.board.take() {
@@ -166,5 +211,23 @@ impl Drop for SetUp {
             part.leave();
             board.give_back(index, Vec::new(), Vec::new());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_counted_over_all_ranks() {
+        let bits = |words: [u64; 4]| words;
+        let count = |ranks: &[[u64; 4]]| count_processors(ranks.iter().map(|bits| &bits[..]));
+        // The container that runs this may allow fewer.
+        let limit = process::cgroup_processors().map_or(usize::MAX, |limit| limit.ceil() as usize);
+        assert_eq!(count(&[bits([1, 0, 0, 0]), bits([2, 0, 0, 0])]), Some(2.min(limit)));
+        assert_eq!(count(&[bits([1, 0, 0, 0]), bits([1, 0, 0, 0])]), Some(1));
+        assert_eq!(count(&[bits([6, 0, 0, 1]), bits([3, 0, 0, 0])]), Some(4.min(limit)));
+        assert_eq!(count(&[bits([1, 0, 0, 0]), bits([0; 4])]), None, "one has more processors than can be told");
+        assert!(processors().iter().any(|word| *word != 0) || process::affinity().is_ok_and(|all| all.len() > 1));
     }
 }
