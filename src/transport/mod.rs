@@ -35,6 +35,7 @@ pub(crate) mod conformance;
 pub mod connect;
 mod contract;
 mod doorbell;
+pub mod hashing;
 pub mod inproc;
 mod lane;
 pub mod listen;

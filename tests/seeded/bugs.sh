@@ -107,7 +107,7 @@ caught_by --lib transport::stream::tests::one_lane::another_call_is_told_on_both
 # One outcome, and a fallen rank.
 
 bug keeps-an-abort-to-itself 'a rank that gives an operation up tells nobody'
-change src/executor/core.rs \
+change src/executor/core/given_up.rs \
     '        self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
         if tell {' \
     '        self.end(slot, Err(self.seen(tag.communicator, cause.clone())));

@@ -201,9 +201,9 @@ impl Run {
         }
     }
 
-    /// Combines `bytes` of all sources, which are in rank order, a piece at a time. The next piece is fetched meanwhile: loads from a peer's cache
-    /// take long, and a loop that stores as well cannot have many under way where its addresses happen to be alike in
-    /// their last 12 bits, by which the processor takes a load for one of what was just stored.
+    /// Combines `bytes` of all sources, which are in rank order, a piece at a time. The next piece is fetched meanwhile:
+    /// loads from a peer's cache take long, and a loop that stores as well cannot have many under way where its addresses
+    /// happen to be alike in their last 12 bits, by which the processor takes a load for one of what was just stored.
     fn reduce(&self, memory: &Memory<'_>, target: *mut u8, sources: &[*const u8], bytes: usize) {
         let fetch = |start: usize| {
             let others = sources.iter().enumerate().filter(|(rank, _)| *rank != self.layout.rank);

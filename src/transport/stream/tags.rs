@@ -5,9 +5,9 @@
 //! without requests and without early messages can be forgotten.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::slab::{NONE, Queue};
+use crate::transport::hashing::Seeded;
 use crate::types::Tag;
 use crate::wire::frame::RawSignature;
 
@@ -90,7 +90,7 @@ pub(super) struct Tags {
 impl Tags {
     pub fn new() -> Self {
         Self {
-            places: HashMap::with_hasher(Seeded::new()),
+            places: HashMap::with_hasher(Seeded::default()),
             states: Vec::new(),
             free: Vec::new(),
             last: None,
@@ -188,50 +188,10 @@ impl Tags {
     }
 }
 
-/// A hash for keys of a few words, seeded so that a peer cannot choose tags that fall together.
-struct Seeded(u64);
-
-impl Seeded {
-    fn new() -> Self {
-        Self(RandomState::new().hash_one(0) | 1)
-    }
-}
-
-impl BuildHasher for Seeded {
-    type Hasher = Folding;
-
-    fn build_hasher(&self) -> Folding {
-        Folding { state: self.0, factor: self.0 }
-    }
-}
-
-/// Multiplies into twice the width and folds the halves together.
-struct Folding {
-    state: u64,
-    factor: u64,
-}
-
-impl Hasher for Folding {
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        let product = u128::from(self.state ^ word) * u128::from(self.factor ^ 0x9e37_79b9_7f4a_7c15);
-        self.state = (product as u64) ^ (product >> 64) as u64;
-    }
-
-    fn finish(&self) -> u64 {
-        self.state
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::hash::BuildHasher;
+
     use super::*;
     use crate::types::CommunicatorId;
 
@@ -276,7 +236,7 @@ mod tests {
 
     #[test]
     fn the_hash_spreads_neighbours() {
-        let seeded = Seeded::new();
+        let seeded = Seeded::default();
         let mut buckets = [0; 256];
         for sequence in 0..2560 {
             buckets[(seeded.hash_one(tag(sequence)) >> 56) as usize] += 1;
