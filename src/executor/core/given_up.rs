@@ -126,8 +126,9 @@ impl Core {
                 in_host.remove(slot);
                 in_host.give_up(Some(line));
             }
-            self.forgo_boards(tag, &cause, tell);
         }
+        // Whichever way this one went: the others may go on to calls that this rank knows nothing of.
+        self.forgo_boards(tag, &cause, tell);
     }
 
     /// Tells every connected member of the communicator that an operation is given up.
