@@ -121,11 +121,11 @@ impl Core {
         if tell {
             self.tell_abort(tag, &cause);
         }
-        if let Some((boards, line)) = line {
-            if let Some(Some(in_host)) = self.in_hosts.get_mut(boards) {
-                in_host.remove(slot);
-                in_host.give_up(Some(line));
-            }
+        if let Some((boards, line)) = line
+            && let Some(Some(in_host)) = self.in_hosts.get_mut(boards)
+        {
+            in_host.remove(slot);
+            in_host.give_up(Some(line));
         }
         // Whichever way this one went: the others may go on to calls that this rank knows nothing of.
         self.forgo_boards(tag, &cause, tell);
