@@ -8,6 +8,7 @@ mod guard;
 mod operate;
 mod registry;
 mod run;
+mod simulate;
 mod workers;
 
 use std::ffi::OsString;
@@ -30,6 +31,7 @@ enum Command {
     Run(Box<run::Run>),
     Doctor(doctor::Doctor),
     Explain(explain::Explain),
+    Simulate(simulate::Simulate),
     Bench(bench::Bench),
     Demo(demo::Demo),
     Registry(Box<registry::Registry>),
@@ -50,6 +52,7 @@ pub fn main() -> ExitCode {
         Command::Run(run) => run.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Explain(explain) => explain.run(),
+        Command::Simulate(simulate) => simulate.run(),
         Command::Bench(bench) => bench.run(),
         Command::Demo(demo) => demo.run(),
         Command::Registry(registry) => registry.run(),

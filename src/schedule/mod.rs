@@ -2,14 +2,15 @@
 //!
 //! A [`Schedule`] is one rank's plan: steps that follow each other, each a set of instructions that may run together,
 //! over spans of three buffers. [`plan()`] is a pure function, so that a plan can be checked before it runs
-//! ([`verify()`]), priced and chosen ([`cost`]), drawn ([`picture`]) and accounted for ([`explain`]). One executor runs
-//! them all. `docs/algorithms.md` has the steps and bytes of each.
+//! ([`verify()`]), priced and chosen ([`cost`]), drawn ([`picture`]), accounted for ([`explain`]) and run in worlds that do
+//! not exist ([`fabric`]). One executor runs them all. `docs/algorithms.md` has the steps and bytes of each.
 
 mod algorithms;
 mod builder;
 pub mod cost;
 mod error;
 pub mod explain;
+pub mod fabric;
 mod ir;
 mod joint;
 pub mod picture;

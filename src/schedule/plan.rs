@@ -1,6 +1,9 @@
 //! From a request to a plan: checks, buffers, and which algorithm serves which collective.
 
+use std::cell::OnceCell;
+
 use super::algorithms::direct::Pace;
+use super::algorithms::double_tree::Levels;
 use super::algorithms::{
     binomial, bruck, chain, direct, dissemination, double_tree, doubling, halving, hierarchical, linear, ordered,
     pairwise, ring,
@@ -35,12 +38,35 @@ pub const fn algorithms_for(collective: Collective) -> &'static [Algorithm] {
 /// instructions, and O(size) at least.
 pub fn plan(request: &PlanRequest<'_>) -> Result<Schedule, PlanError> {
     check(request)?;
+    Ok(plan_in(&World::new(request.hosts, request.size), request))
+}
+
+/// What the plans of all ranks have in common, for whoever makes many.
+pub(super) struct World {
+    ranks: Vec<usize>,
+    hosts: Hosts,
+    levels: OnceCell<Levels>,
+}
+
+impl World {
+    pub(super) fn new(hosts: &[usize], size: usize) -> Self {
+        Self { ranks: (0..size).collect(), hosts: Hosts::new(hosts, size), levels: OnceCell::new() }
+    }
+
+    /// One rank's plan in this world; the same as [`plan`] makes.
+    pub(super) fn plan(&self, request: &PlanRequest<'_>) -> Result<Schedule, PlanError> {
+        check(request)?;
+        Ok(plan_in(self, request))
+    }
+}
+
+fn plan_in(world: &World, request: &PlanRequest<'_>) -> Schedule {
     let mut builder = Builder::new();
-    let ranks: Vec<usize> = (0..request.size).collect();
     let planner = Planner {
         request,
-        group: Group { ranks: &ranks, me: request.rank },
-        hosts: Hosts::new(request.hosts, request.size),
+        group: Group { ranks: &world.ranks, me: request.rank },
+        hosts: &world.hosts,
+        levels: &world.levels,
     };
     match request.collective {
         Collective::Allreduce => planner.allreduce(&mut builder),
@@ -54,10 +80,10 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Schedule, PlanError> {
         Collective::Barrier => dissemination::barrier(&mut builder, planner.group),
         Collective::SendRecv => {}
     }
-    Ok(builder.build(
+    builder.build(
         request.algorithm,
-        partials_travel(request.collective, request.algorithm, &planner.hosts, request.deterministic),
-    ))
+        partials_travel(request.collective, request.algorithm, planner.hosts, request.deterministic),
+    )
 }
 
 /// Whether any rank's plan has partial results; all ranks must say the same. Between two ranks, one combination is the
@@ -150,7 +176,8 @@ struct Planner<'a> {
     request: &'a PlanRequest<'a>,
     /// All ranks, in rank order.
     group: Group<'a>,
-    hosts: Hosts,
+    hosts: &'a Hosts,
+    levels: &'a OnceCell<Levels>,
 }
 
 impl Planner<'_> {
@@ -207,7 +234,7 @@ impl Planner<'_> {
         let target = Span::new(Buffer::Output, 0, self.whole());
         match request.algorithm {
             algorithm if self.must_order() => {
-                ordered::allreduce(builder, self.group, &self.hosts, algorithm, source, target);
+                ordered::allreduce(builder, self.group, self.hosts, algorithm, source, target);
             }
             Algorithm::OneShot => direct::one_shot(builder, self.group, source, target, true),
             Algorithm::TwoShot => direct::two_shot(builder, self.group, source, target, true, request.segment),
@@ -218,9 +245,10 @@ impl Planner<'_> {
             Algorithm::RecursiveDoubling => doubling::allreduce(builder, self.group, source, target, true),
             Algorithm::HalvingDoubling => halving::allreduce(builder, self.group, source, target, true),
             Algorithm::DoubleTree => {
-                double_tree::allreduce(builder, self.group, source, target, request.segment, true);
+                let levels = self.levels.get_or_init(|| Levels::new(request.size));
+                double_tree::allreduce(builder, self.group, levels, source, target, request.segment, true);
             }
-            _ => hierarchical::allreduce(builder, &self.hosts, request.rank, source, target, true),
+            _ => hierarchical::allreduce(builder, self.hosts, request.rank, source, target, true),
         }
     }
 
@@ -246,7 +274,7 @@ impl Planner<'_> {
                 order.rotate_left(1);
                 chain::reduce(builder, Group { ranks: &order, me }, source, target, segment, true);
             }
-            _ => hierarchical::reduce(builder, &self.hosts, rank, root, source, target, true),
+            _ => hierarchical::reduce(builder, self.hosts, rank, root, source, target, true),
         }
     }
 
@@ -262,7 +290,7 @@ impl Planner<'_> {
                 let (order, me) = self.line(root);
                 chain::broadcast(builder, Group { ranks: &order, me }, source, target, segment);
             }
-            _ => hierarchical::broadcast(builder, &self.hosts, rank, root, source, target),
+            _ => hierarchical::broadcast(builder, self.hosts, rank, root, source, target),
         }
     }
 
@@ -279,7 +307,7 @@ impl Planner<'_> {
                 let parts: Vec<Span> = order.iter().map(|&rank| parts[rank]).collect();
                 ring::allgather(builder, Group { ranks: &order, me }, own, &parts);
             }
-            _ => hierarchical::allgather(builder, &self.hosts, rank, own, &parts),
+            _ => hierarchical::allgather(builder, self.hosts, rank, own, &parts),
         }
     }
 

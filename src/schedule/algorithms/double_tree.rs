@@ -33,6 +33,7 @@ use crate::types::Order;
 pub(in crate::schedule) fn allreduce(
     builder: &mut Builder,
     group: Group<'_>,
+    levels: &Levels,
     source: Span,
     target: Span,
     segment: usize,
@@ -46,7 +47,7 @@ pub(in crate::schedule) fn allreduce(
     let mut slots: BTreeMap<usize, Vec<Instruction>> = BTreeMap::new();
     let halves = split_evenly(source, 2).into_iter().zip(split_evenly(target, 2));
     for (second, (source, target)) in [false, true].into_iter().zip(halves) {
-        let tree = Tree::new(group, second);
+        let tree = Tree { group, second, levels };
         tree.plan(source, target, segment, finish, &mut |slot, instruction| {
             slots.entry(slot).or_default().push(instruction);
         });
@@ -59,10 +60,8 @@ pub(in crate::schedule) fn allreduce(
     }
 }
 
-/// One of the two trees, over places 1 ..= n, with the slots of segment 0.
-struct Tree<'a> {
-    group: Group<'a>,
-    second: bool,
+/// The slots of segment 0 in a tree of n places; the same in both trees, and for whoever asks.
+pub(in crate::schedule) struct Levels {
     /// Indexed by place; the slot in which the first segment goes to the parent. The root's is the first slot in
     /// which it has all of it.
     up: Vec<usize>,
@@ -70,48 +69,63 @@ struct Tree<'a> {
     down: Vec<usize>,
 }
 
-impl<'a> Tree<'a> {
-    fn new(group: Group<'a>, second: bool) -> Self {
-        let n = group.len();
-        let mut tree = Self { group, second, up: vec![1; n + 1], down: vec![0; n + 1] };
-        let root = tree.root();
+impl Levels {
+    /// For `n` members, at least one. Costs O(n).
+    pub(in crate::schedule) fn new(n: usize) -> Self {
+        let mut levels = Self { up: vec![1; n + 1], down: vec![0; n + 1] };
+        let root = root(n);
         // Lower levels first, so that children are known before their parents.
         for level in 1..=root.ilog2() {
             for place in (1 << level..=n).step_by(2 << level) {
-                let children = tree.children(place);
+                let children = children(place, n);
                 if let [Some(left), Some(right)] = children
-                    && tree.up[left] == tree.up[right]
+                    && levels.up[left] == levels.up[right]
                 {
-                    tree.up[right] += 1;
+                    levels.up[right] += 1;
                 }
-                tree.up[place] = 1 + children.into_iter().flatten().map(|child| tree.up[child]).max().unwrap_or(0);
+                let latest = children.into_iter().flatten().map(|child| levels.up[child]).max();
+                levels.up[place] = 1 + latest.unwrap_or(0);
             }
         }
-        tree.down[root] = tree.up[root] - 1;
+        levels.down[root] = levels.up[root] - 1;
         for level in (1..=root.ilog2()).rev() {
             for place in (1 << level..=n).step_by(2 << level) {
-                for child in tree.children(place).into_iter().flatten() {
-                    tree.down[child] = tree.down[place] + 1;
+                for child in children(place, n).into_iter().flatten() {
+                    levels.down[child] = levels.down[place] + 1;
                 }
             }
         }
-        tree
+        levels
     }
+}
 
-    fn root(&self) -> usize {
-        1 << self.group.len().ilog2()
-    }
+/// The root of a tree of n places.
+fn root(n: usize) -> usize {
+    1 << n.ilog2()
+}
 
-    /// The left and the right child of a place.
+/// The left and the right child of a place among n.
+fn children(place: usize, n: usize) -> [Option<usize>; 2] {
+    let reach = (place & place.wrapping_neg()) / 2;
+    let right = (0..usize::BITS).map(|shift| reach >> shift).take_while(|&distance| distance > 0);
+    let right = right.map(|distance| place + distance).find(|&child| child <= n);
+    [(reach > 0).then(|| place - reach), right]
+}
+
+/// One of the two trees, over places 1 ..= n.
+struct Tree<'a> {
+    group: Group<'a>,
+    second: bool,
+    levels: &'a Levels,
+}
+
+impl Tree<'_> {
     fn children(&self, place: usize) -> [Option<usize>; 2] {
-        let reach = (place & place.wrapping_neg()) / 2;
-        let right = (0..usize::BITS).map(|shift| reach >> shift).take_while(|&distance| distance > 0);
-        let right = right.map(|distance| place + distance).find(|&child| child <= self.group.len());
-        [(reach > 0).then(|| place - reach), right]
+        children(place, self.group.len())
     }
 
     fn parent(&self, place: usize) -> Option<usize> {
-        if place == self.root() {
+        if place == root(self.group.len()) {
             return None;
         }
         // The place above in the complete tree may be missing at the right end; then the next one above takes over.
@@ -154,28 +168,28 @@ impl<'a> Tree<'a> {
             .zip([Order::IncomingFirst, Order::HereFirst])
             .filter_map(|(child, order)| child.map(|child| (child, order)))
             .collect();
-        children.sort_by_key(|&(child, _)| self.up[child]);
+        children.sort_by_key(|&(child, _)| self.levels.up[child]);
         for (index, (offset, count)) in segments(source.count, segment).into_iter().enumerate() {
             let (own, place) = (source.part(offset, count), target.part(offset, count));
             if let Some(&(first, _)) = children.first()
                 && own != place
                 && count > 0
             {
-                put(self.up[first] + index - 1, Instruction::Copy { source: own, target: place });
+                put(self.levels.up[first] + index - 1, Instruction::Copy { source: own, target: place });
             }
             for (order_in_time, &(child, order)) in children.iter().enumerate() {
                 let finish = finish && parent.is_none() && order_in_time + 1 == children.len();
                 let peer = self.rank(child);
-                put(self.up[child] + index, Instruction::RecvReduce { peer, target: place, order, finish });
+                put(self.levels.up[child] + index, Instruction::RecvReduce { peer, target: place, order, finish });
             }
             if let Some(parent) = parent {
                 let peer = self.rank(parent);
                 let leaving = if children.is_empty() { own } else { place };
-                put(self.up[me] + index, Instruction::Send { peer, source: leaving });
-                put(self.down[me] + index, Instruction::Recv { peer, target: place });
+                put(self.levels.up[me] + index, Instruction::Send { peer, source: leaving });
+                put(self.levels.down[me] + index, Instruction::Recv { peer, target: place });
             }
             for &(child, _) in &children {
-                put(self.down[child] + index, Instruction::Send { peer: self.rank(child), source: place });
+                put(self.levels.down[child] + index, Instruction::Send { peer: self.rank(child), source: place });
             }
         }
     }
@@ -189,7 +203,9 @@ mod tests {
     fn whoever_is_inner_in_one_tree_is_a_leaf_of_the_other() {
         for n in 2..200 {
             let ranks: Vec<usize> = (0..n).collect();
-            let trees = [false, true].map(|second| Tree::new(Group { ranks: &ranks, me: 0 }, second));
+            let levels = Levels::new(n);
+            let group = Group { ranks: &ranks, me: 0 };
+            let trees = [false, true].map(|second| Tree { group, second, levels: &levels });
             for position in 0..n {
                 let inner = trees.each_ref().map(|tree| tree.children(tree.place(position)) != [None, None]);
                 assert_ne!(inner, [true, true], "position {position} of {n}");
@@ -201,7 +217,7 @@ mod tests {
                         assert_eq!(tree.parent(child), Some(place), "child {child} of {place}, size {n}");
                     }
                 }
-                let depth = tree.down.iter().max().copied().unwrap_or(0);
+                let depth = levels.down.iter().max().copied().unwrap_or(0);
                 assert!(depth as u32 <= 4 * n.ilog2() + 4, "{depth} slots for size {n}");
             }
         }
