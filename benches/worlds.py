@@ -4,11 +4,11 @@
     python3 benches/worlds.py --scenes shm2,tcp2      without root
     python3 benches/worlds.py --only-plots            forecasts for large worlds alone
 
-Each scene is a world that fits here: ranks over shared memory, over TCP on loopback, and in network namespaces with links
-of 1 Gbit/s. What a message costs comes from three figures of the scene: a short and a long exchange between neighbours
-(send_recv), and a short one-shot allreduce, in which everybody speaks to everybody. They make a fabric, in which
-`phalanx simulate` predicts other algorithms at other sizes; those are then measured by force. The errors are printed and
-written to docs/figures/worlds-calibration.csv, with the plots beside.
+Each scene is a world that fits here: ranks over shared memory, over TCP on loopback, and in network namespaces with
+links of 1 Gbit/s. What a message costs comes from three figures of the scene: a
+barrier, a short one-shot allreduce, in which everybody speaks to everybody, and a long two-shot allreduce. They make a
+fabric, in which `phalanx simulate` predicts other algorithms at other sizes; those are then measured by force. The
+errors are printed and written to docs/figures/worlds-calibration.csv, with the plots beside.
 
 Needs the release build, and matplotlib for the plots; iproute2 and root for the namespaces.
 """
@@ -40,11 +40,13 @@ SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20]
 # Up to this many bytes, many rounds are quick.
 SMALL = 64 << 10
 FLAT = ["ring", "double_tree", "recursive_doubling", "halving_doubling"]
-GBIT = 1e9 / 8
+# Bytes a second of a cable: what it is shaped to, less the headers of TCP, IP and Ethernet.
+GOODPUT = 1e9 / 8 * 1448 / 1514
 LARGE_ALGORITHMS = [*FLAT, "hierarchical"]
 
 Cell = tuple[str, int]
 Row = dict[str, str | int | float]
+Costs = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,15 @@ def namespaces(count: int) -> Iterator[None]:
 
     def remove() -> None:
         for host in range(1, count + 1):
+            # The cable by name: with the namespace alone it would go some time later.
+            subprocess.run(["ip", "link", "del", f"phxwv{host}"], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "del", namespace(host)], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
 
     if count == 0:
         yield
         return
-    shape = "root tbf rate 1gbit burst 32kb latency 50ms".split()
+    shape = ["root", "tbf", "rate", "1gbit", "burst", "32kb", "latency", "50ms"]
     remove()
     try:
         run(["ip", "link", "add", bridge, "type", "bridge"])
@@ -146,23 +150,26 @@ def bench(scene: Scene, collective: str, sizes: list[int], algorithm: str | None
     return times
 
 
-def port(scene: Scene, rounds: int) -> tuple[float, float, float]:
-    """Latency, overhead and rate of a core for messages of the scene, and what bounds a long exchange: see below."""
-    exchange = bench(scene, "send_recv", [SHORT, LONG], None, rounds)
-    turns = scene.in_turn
-    if scene.ranks > 2:
-        # A core handles 2 ends of a message for each of its ranks in an exchange, and 2 (n - 1) where all speak to all.
-        everybody = bench(scene, "allreduce", [SHORT], "one_shot", rounds)[SHORT]
-        overhead = max(everybody - exchange[SHORT], 0.0) / (2 * turns * (scene.ranks - 2))
-        overhead = min(overhead, exchange[SHORT] / (2 * turns))
+def port(scene: Scene, rounds: int) -> Costs:
+    """Latency and overhead of a message, and bytes a second that each rank sends and receives at once."""
+    turns, others = scene.in_turn, scene.ranks - 1
+    # A round of a barrier is a message out and one in, for each rank of a core; one-shot is that for each other rank.
+    # Forced, both go the way of all schedules.
+    in_a_barrier = bench(scene, "barrier", [0], "dissemination", rounds)[0] / (scene.ranks - 1).bit_length()
+    everybody = bench(scene, "allreduce", [SHORT], "one_shot", rounds)[SHORT]
+    if others > 1:
+        overhead = max(everybody - in_a_barrier, 0.0) / (2 * turns * (others - 1))
+        overhead = min(overhead, in_a_barrier / (2 * turns))
     else:
         # Two ranks cannot tell the one from the other.
-        overhead = exchange[SHORT] / 4
-    latency = exchange[SHORT] - 2 * turns * overhead
-    return latency, overhead, LONG / (exchange[LONG] - exchange[SHORT])
+        overhead = in_a_barrier / 4
+    latency = in_a_barrier - 2 * turns * overhead
+    # Two-shot sends, and receives, all but a rank's own part twice.
+    long = bench(scene, "allreduce", [LONG], "two_shot", rounds)[LONG] - 2 * everybody
+    return latency, overhead, 2 * others / scene.ranks * LONG / long
 
 
-def calibrate(scene: Scene, ports: dict[str, tuple[float, float, float]]) -> str:
+def calibrate(scene: Scene, ports: dict[str, Costs]) -> str:
     """The scene's fabric, as text."""
     near = ports["shm4" if scene.hosts else scene.name]
     # One host's ranks each send and receive at once, on cores that they share.
@@ -178,11 +185,11 @@ def calibrate(scene: Scene, ports: dict[str, tuple[float, float, float]]) -> str
         "hop-latency": "0 us",
     }
     if scene.hosts:
-        latency, overhead, goodput = ports[scene.network or scene.name]
+        latency, overhead, _ = ports[scene.network or scene.name]
         lines |= {"network-latency": f"{latency * 1e6} us", "network-overhead": f"{overhead * 1e6} us"}
-        # The cable bounds the exchange, so that what cores could do is known from loopback.
+        # The cables bound a long exchange, so that what cores could do is known from loopback.
         loopback = ports["tcp4"][2] * 2 * SCENES["tcp4"].in_turn
-        lines |= {"network-rate": f"{loopback / 1e9} GB/s", "nic-rate": f"{goodput / 1e9} GB/s"}
+        lines |= {"network-rate": f"{loopback / 1e9} GB/s", "nic-rate": f"{GOODPUT / 1e9} GB/s"}
     return "".join(f"{key} = {value}\n" for key, value in lines.items())
 
 
@@ -194,7 +201,7 @@ def predict(fabric: Path, ranks: str, sizes: list[int], algorithms: list[str]) -
 
 def check(names: list[str], rounds: int, folder: Path) -> list[Row]:
     """Every scene: calibrated, predicted, measured."""
-    ports: dict[str, tuple[float, float, float]] = {}
+    ports: dict[str, Costs] = {}
     rows: list[Row] = []
     for name in needed(names):
         scene = SCENES[name]
@@ -267,6 +274,20 @@ def hits(rows: list[Row]) -> str:
     return f"# the algorithm forecast as fastest is within 15 % of the fastest in {near} of {len(costs)} cells"
 
 
+def kept(names: list[str]) -> list[Row]:
+    """What an earlier run found of other scenes."""
+    path = FIGURES / "worlds-calibration.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [
+            {"scene": row["scene"], "algorithm": row["algorithm"], "bytes": int(row["bytes"])}
+            | {name: float(row[name]) for name in ("measured_us", "predicted_us", "error")}
+            for row in csv.DictReader(file)
+            if row["scene"] in SCENES and row["scene"] not in names
+        ]
+
+
 def draw_large() -> None:
     """Time against ranks on the preset of a Clos, for a short and a long buffer."""
     rows = predict(Path("clos-400g-4to1"), "8:16384", [1 << 20, 64 << 20], LARGE_ALGORITHMS)
@@ -303,7 +324,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=10, help="timed iterations of long calls; short ones 20 times as many"
     )
-    parser.add_argument("--only-plots", action="store_true", help="draw forecasts of large worlds, measure nothing")
+    parser.add_argument("--only-plots", action="store_true", help="draw what is in the file and large worlds, measure nothing")
     parser.add_argument("--no-plots", action="store_true", help="print and write figures alone")
     arguments = parser.parse_args()
     names = [name for name in arguments.scenes.split(",") if name]
@@ -315,15 +336,16 @@ def main() -> None:
     if not arguments.only_plots:
         with tempfile.TemporaryDirectory() as folder:
             rows = check(names, arguments.rounds, Path(folder))
+        rows = kept(names) + rows
+        rows.sort(key=lambda row: list(SCENES).index(str(row["scene"])))
         with open(FIGURES / "worlds-calibration.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
         print(report(rows))
         print(hits(rows))
-        if not arguments.no_plots:
-            draw_calibration(rows)
     if not arguments.no_plots:
+        draw_calibration(kept([]))
         draw_large()
 
 
