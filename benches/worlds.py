@@ -324,7 +324,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=10, help="timed iterations of long calls; short ones 20 times as many"
     )
-    parser.add_argument("--only-plots", action="store_true", help="draw what is in the file and large worlds, measure nothing")
+    parser.add_argument("--only-plots", action="store_true", help="draw, measure nothing")
     parser.add_argument("--no-plots", action="store_true", help="print and write figures alone")
     arguments = parser.parse_args()
     names = [name for name in arguments.scenes.split(",") if name]

@@ -126,6 +126,10 @@ fn requests_that_mean_nothing_are_refused_with_what_was_given() {
         (&["bench", "send_recv", "--algorithm", "ring"], "nothing to choose"),
         (&["explain", "allreduce", "-np", "0"], "-np 0"),
         (&["explain", "send_recv"], "one message between two ranks"),
+        (&["simulate", "send_recv"], "one message between two ranks"),
+        (&["simulate", "--ranks", "0"], "--ranks 0"),
+        (&["simulate", "--fabric", "no such fabric"], "neither a preset (laptop, "),
+        (&["simulate", "--algorithms", "bruck"], "--algorithms bruck given, two_shot"),
         (&["bench", "allreduce", "--hosts", "no such host,b"], "namespace"),
     ] {
         let output = run(arguments);
@@ -133,6 +137,31 @@ fn requests_that_mean_nothing_are_refused_with_what_was_given() {
         assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
         assert!(output.stdout.is_empty(), "{arguments:?}: {:?}", lines(&output));
     }
+}
+
+#[test]
+fn forecasts_follow_the_fabric_that_is_described() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("ours.fabric");
+    let printed = run(&["simulate", "--print", "--fabric", "ethernet-10g"]);
+    assert!(printed.status.success());
+    std::fs::write(&file, &printed.stdout).expect("a file");
+    let forecast = |fabric: &str| {
+        let output = run(&["simulate", "--ranks", "8:32", "--bytes", "1M", "--fabric", fabric, "--json"]);
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect::<Vec<serde_json::Value>>()
+    };
+    let preset = forecast("ethernet-10g");
+    // Three numbers of ranks, five algorithms; one of each row is the fastest.
+    assert_eq!(preset.len(), 15);
+    assert_eq!(preset.iter().filter(|cell| cell["fastest"] == true).count(), 3);
+    assert_eq!(forecast(file.to_str().expect("a path")), preset, "what is printed is what was meant");
+    let table = run(&["simulate", "--ranks", "8", "--bytes", "1M", "--algorithms", "ring"]);
+    let text = String::from_utf8_lossy(&table.stdout);
+    assert!(text.starts_with("# allreduce of 1 MiB on clos-400g-4to1"), "{text}");
+    let csv = run(&["simulate", "--ranks", "8", "--bytes", "1M", "--algorithms", "ring", "--csv"]);
+    assert_eq!(lines(&csv).len(), 2);
 }
 
 /// Processes with `word` in their command line, but for this one.
