@@ -81,6 +81,9 @@ SCENES = {
     ]
 }
 
+# 8 and 16 ranks in namespaces take longer than their figures are worth on two cores, unless asked for.
+DEFAULT = [name for name in SCENES if name not in ("net8", "net4x4")]
+
 
 def run(command: list[str]) -> str:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -108,7 +111,7 @@ def namespaces(count: int) -> Iterator[None]:
     if count == 0:
         yield
         return
-    shape = ["root", "tbf", "rate", "1gbit", "burst", "32kb", "latency", "50ms"]
+    shape = ["root", "tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms"]
     remove()
     try:
         run(["ip", "link", "add", bridge, "type", "bridge"])
@@ -320,7 +323,7 @@ def draw_calibration(rows: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenes", default=",".join(SCENES), help="those to check, with commas")
+    parser.add_argument("--scenes", default=",".join(DEFAULT), help="those to check, with commas")
     parser.add_argument(
         "--rounds", type=int, default=10, help="timed iterations of long calls; short ones 20 times as many"
     )

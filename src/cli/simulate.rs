@@ -13,7 +13,7 @@ use phalanx::types::Collective;
 use phalanx::{Algorithm, DataType};
 use serde::Serialize;
 
-use super::bench::sizes::{self, Sizes};
+use super::bench::sizes::Sizes;
 
 /// What stands below the options.
 const MORE: &str = "\
