@@ -150,7 +150,7 @@ fn forecasts_follow_the_fabric_that_is_described() {
         let output = run(&["simulate", "--ranks", "8:32", "--bytes", "1M", "--fabric", fabric, "--json"]);
         let text = String::from_utf8(output.stdout).expect("text");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect::<Vec<serde_json::Value>>()
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect::<Vec<Value>>()
     };
     let preset = forecast("ethernet-10g");
     // Three numbers of ranks, five algorithms; one of each row is the fastest.

@@ -1,9 +1,9 @@
 //! Running packed plans over a fabric, event by event; `mod.rs` has the model.
 //!
-//! Times are whole picoseconds. What happens at the same time happens in an order that depends on the places of sender and
-//! receiver within the period and on how far apart they are, and on nothing else; and what an event brings about is at
-//! least a picosecond later. So where ranks repeat, those that stand for each other do the same in the same order, and
-//! running one period gives the same times as running all, to the picosecond.
+//! Times are whole picoseconds. What happens at the same time happens in an order that depends on the places of sender
+//! and receiver within the period and on how far apart they are, and on nothing else; and what an event brings about is
+//! at least a picosecond later. So where ranks repeat, those that stand for each other do the same in the same order,
+//! and running one period gives the same times as running all, to the picosecond.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

@@ -1,39 +1,39 @@
 //! Worlds too large to be run: what a collective would take on a network that is only described.
 //!
-//! A [`Fabric`] says what there is: hosts with ranks, cores and network cards, racks of hosts, and how much the links above
-//! the racks are oversubscribed (`presets`, `text`). [`forecast`] takes the real plans of the ranks, packs them so that
-//! steps which repeat are kept once (`program`), and runs them event by event over the links (`engine`). Where every
-//! rack does the same as the next, one rack stands for all (`predict`).
+//! A [`Fabric`] says what there is: hosts with ranks, cores and network cards, racks of hosts, and how much the links
+//! above the racks are oversubscribed (`presets`, `text`). [`forecast`] takes the real plans of the ranks, packs them
+//! so that steps which repeat are kept once (`program`), and runs them event by event over the links (`engine`). Where
+//! every rack does the same as the next, one rack stands for all (`predict`).
 //!
 //! # The model
 //!
-//! A message goes through a row of *servers*: the sender's core, its network card, the uplink of its rack, the downlink of
-//! the receiver's rack, the receiver's network card, the receiver's core. Within a host only the two cores; within a rack,
-//! no uplink. Each server handles one message after the other, in the order in which their heads come in, for
+//! A message goes through a row of *servers*: the sender's core, its network card, the uplink of its rack, the downlink
+//! of the receiver's rack, the receiver's network card, the receiver's core. Within a host only the two cores; within a
+//! rack, no uplink. Each server handles one message after the other, in the order in which their heads come in, for
 //! `overhead + bytes / rate` each. The head moves on to the next server `latency` after its turn began, so a message
 //! streams through all of its servers at the pace of the slowest; it ends when the last byte is through the last one.
-//! That is LogGP (a core is busy for o, the network takes L, bytes cost G each) with gaps for every shared link instead of
-//! one for each end, and first come, first served on each.
+//! That is LogGP (a core is busy for o, the network takes L, bytes cost G each) with gaps for every shared link instead
+//! of one for each end, and first come, first served on each.
 //!
-//! First come, first served, rather than shares that are equal at every moment (max-min, as fluid simulators have it): both
-//! serve a link's bytes in the same time, so the last message of a crowd ends at the same moment, and it is the last that
-//! a collective waits for. It costs O(log n) for each message and link, where fair shares cost O(crowd) whenever a
-//! message comes or goes, and it needs no arithmetic whose rounding would depend on the order of sums: times are whole
-//! picoseconds, so that two runs that should be equal are.
+//! First come, first served, rather than shares that are equal at every moment (max-min, as fluid simulators have it):
+//! both serve a link's bytes in the same time, so the last message of a crowd ends at the same moment, and it is the
+//! last that a collective waits for. It costs O(log n) for each message and link, where fair shares cost O(crowd)
+//! whenever a message comes or goes, and it needs no arithmetic whose rounding would depend on the order of sums: times
+//! are whole picoseconds, so that two runs that should be equal are.
 //!
 //! A message up to the eager limit sets out when it is sent. A longer one waits until word has come that its receive is
 //! posted, as in `transport`. Local work of a step takes its turn at the rank's core.
 //!
 //! # What it neglects
 //!
-//! Losses, retransmissions, switch buffers and congestion control; collisions of flows on the parallel links above a rack,
-//! which count as one link of their sum; the ends of a long message at a core are served at once rather than spread over
-//! the time it takes on the wire; the caches and the memory bandwidth that cores of a host share; noise.
+//! Losses, retransmissions, switch buffers and congestion control; collisions of flows on the parallel links above a
+//! rack, which count as one link of their sum; the ends of a long message at a core are served at once rather than
+//! spread over the time it takes on the wire; the caches and the memory bandwidth that cores of a host share; noise.
 //!
-//! A. Alexandrov, M. Ionescu, K. Schauser and C. Scheiman, "LogGP", JPDC 44(1), 1997; for the fluid alternative, H. Casanova,
-//! A. Giersch, A. Legrand, M. Quinson and F. Suter, "Versatile, scalable, and accurate simulation of distributed applications
-//! and platforms", JPDC 74(10), 2014; for the oversubscribed Clos, M. Al-Fares, A. Loukissas and A. Vahdat, "A scalable,
-//! commodity data center network architecture", SIGCOMM 2008.
+//! A. Alexandrov, M. Ionescu, K. Schauser and C. Scheiman, "LogGP", JPDC 44(1), 1997; for the fluid alternative, H.
+//! Casanova, A. Giersch, A. Legrand, M. Quinson and F. Suter, "Versatile, scalable, and accurate simulation of
+//! distributed applications and platforms", JPDC 74(10), 2014; for the oversubscribed Clos, M. Al-Fares, A. Loukissas
+//! and A. Vahdat, "A scalable, commodity data center network architecture", SIGCOMM 2008.
 
 mod engine;
 mod predict;
@@ -109,8 +109,8 @@ impl Fabric {
         (0..ranks).map(|rank| rank / self.ranks_per_host).collect()
     }
 
-    /// The same as the cost model sees it, which knows links within hosts and between hosts only: racks and what is above
-    /// them are left out, but for the latency.
+    /// The same as the cost model sees it, which knows links within hosts and between hosts only: racks and what is
+    /// above them are left out, but for the latency.
     pub fn cost_model(&self, ranks: usize) -> CostModel {
         let hops = if self.ranks_per_rack().is_some_and(|most| ranks > most) { 4.0 } else { 2.0 };
         CostModel {

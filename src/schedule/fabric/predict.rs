@@ -59,8 +59,8 @@ pub fn choice(question: &Question<'_>, forced: Option<Algorithm>) -> Choice {
 }
 
 /// Predicts. More than `most_messages` to run is an error, which says how many there are; so is an algorithm that does
-/// not serve. Costs about 0.5 us for each message that is run and each server on its way, and memory for the plans of the
-/// ranks that are run.
+/// not serve. Costs about 0.5 us for each message that is run and each server on its way, and memory for the plans of
+/// the ranks that are run.
 pub fn forecast(question: &Question<'_>, most_messages: u64) -> Result<Forecast, String> {
     let job = Job::new(question)?;
     job.forecast(job.period, most_messages)
@@ -170,8 +170,9 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Ranks that stand for all, if any do. That the plans do repeat is proved by tests for small worlds; here the edges of
-    /// the first, the second and the last period are looked at, so that a plan that stops repeating is noticed.
+    /// Ranks that stand for all, if any do. That the plans do repeat is proved by tests for small worlds; here the
+    /// edges of the first, the second and the last period are looked at, so that a plan that stops repeating is
+    /// noticed.
     fn find_period(&self) -> Result<usize, String> {
         let Question { collective, algorithm, ranks, fabric, .. } = self.question;
         let host = fabric.ranks_per_host;

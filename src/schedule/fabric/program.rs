@@ -1,8 +1,8 @@
 //! Plans, packed for running: steps that repeat are kept once, messages are numbered by channel.
 //!
-//! A *channel* carries the messages of one rank to another, in order. Where ranks `r` and `r + period` have the same plan
-//! but for the numbers of their peers, which are `period` further too, ranks 0 to `period` stand for all: what rank `r`
-//! would send to `q` goes to `q mod period`, on a channel that remembers how far `q` was from `r`.
+//! A *channel* carries the messages of one rank to another, in order. Where ranks `r` and `r + period` have the same
+//! plan but for the numbers of their peers, which are `period` further too, ranks 0 to `period` stand for all: what
+//! rank `r` would send to `q` goes to `q mod period`, on a channel that remembers how far `q` was from `r`.
 
 use std::collections::HashMap;
 

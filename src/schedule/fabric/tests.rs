@@ -1,5 +1,5 @@
-//! What must hold whatever the fabric: nothing is faster than its links, nothing is lost, and the few ranks that stand for
-//! all do exactly as all do.
+//! What must hold whatever the fabric: nothing is faster than its links, nothing is lost, and the few ranks that stand
+//! for all do exactly as all do.
 
 use super::engine::{LinkKind, Outcome, run, ticks};
 use super::predict::Job;
