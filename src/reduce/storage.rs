@@ -1,7 +1,7 @@
 //! How elements lie in memory, and how a few at a time get into registers and back.
 
 use super::half_bits;
-use super::number::Number;
+use super::number::{Number, each};
 
 /// An element as it lies in memory.
 pub(super) trait Storage {
@@ -58,7 +58,7 @@ macro_rules! natives {
             #[inline(always)]
             unsafe fn write<const LANES: usize>(target: *mut u8, value: [$native; LANES]) {
                 // SAFETY: the caller vouches for the elements.
-                unsafe { store(target, value.map(Number::settle)) }
+                unsafe { store(target, each(value, Number::settle)) }
             }
         }
     )*};
@@ -76,7 +76,7 @@ impl Storage for Truth {
     #[inline(always)]
     unsafe fn read<const LANES: usize>(source: *const u8) -> [u8; LANES] {
         // SAFETY: the caller vouches for the elements.
-        unsafe { load::<u8, LANES>(source) }.map(|byte| u8::from(byte != 0))
+        each(unsafe { load::<u8, LANES>(source) }, |byte| u8::from(byte != 0))
     }
 
     #[inline(always)]
@@ -102,7 +102,7 @@ impl Storage for F16 {
     #[inline(always)]
     unsafe fn write<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
         // SAFETY: the caller vouches for the elements.
-        unsafe { Self::narrow(target, value.map(Number::settle)) }
+        unsafe { Self::narrow(target, each(value, Number::settle)) }
     }
 }
 
@@ -110,13 +110,13 @@ impl Half for F16 {
     #[inline(always)]
     unsafe fn widen<const LANES: usize>(source: *const u8) -> [f32; LANES] {
         // SAFETY: the caller vouches for the elements.
-        unsafe { load(source) }.map(half_bits::f16_to_f32)
+        each(unsafe { load(source) }, half_bits::f16_to_f32)
     }
 
     #[inline(always)]
     unsafe fn narrow<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
         // SAFETY: the caller vouches for the elements.
-        unsafe { store(target, value.map(half_bits::f32_to_f16)) }
+        unsafe { store(target, each(value, half_bits::f32_to_f16)) }
     }
 }
 
@@ -130,13 +130,13 @@ impl Storage for Bf16 {
     #[inline(always)]
     unsafe fn read<const LANES: usize>(source: *const u8) -> [f32; LANES] {
         // SAFETY: the caller vouches for the elements.
-        unsafe { load::<u16, LANES>(source) }.map(|half| f32::from_bits(u32::from(half) << 16))
+        each(unsafe { load::<u16, LANES>(source) }, |half| f32::from_bits(u32::from(half) << 16))
     }
 
     #[inline(always)]
     unsafe fn write<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
         // SAFETY: the caller vouches for the elements.
-        unsafe { store(target, value.map(half_bits::settle_to_bf16)) }
+        unsafe { store(target, each(value, half_bits::settle_to_bf16)) }
     }
 }
 
@@ -144,13 +144,13 @@ impl Half for Bf16 {
     #[inline(always)]
     unsafe fn widen<const LANES: usize>(source: *const u8) -> [f32; LANES] {
         // SAFETY: the caller vouches for the elements.
-        unsafe { load(source) }.map(half_bits::bf16_to_f32)
+        each(unsafe { load(source) }, half_bits::bf16_to_f32)
     }
 
     #[inline(always)]
     unsafe fn narrow<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
         // SAFETY: the caller vouches for the elements.
-        unsafe { store(target, value.map(half_bits::f32_to_bf16)) }
+        unsafe { store(target, each(value, half_bits::f32_to_bf16)) }
     }
 }
 
@@ -182,7 +182,7 @@ pub(super) use f16c::HardF16;
 /// The conversions that the processor has instructions for.
 #[cfg(target_arch = "x86_64")]
 mod f16c {
-    use super::{F16, Half, Number, Storage};
+    use super::{F16, Half, Number, Storage, each};
     use std::arch::x86_64::*;
 
     /// As [`F16`], converted by the F16C instructions, to the same bits. Only for kernels that were chosen because
@@ -202,7 +202,7 @@ mod f16c {
         #[inline(always)]
         unsafe fn write<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
             // SAFETY: the caller vouches for the elements and the processor.
-            unsafe { Self::narrow(target, value.map(Number::settle)) }
+            unsafe { Self::narrow(target, each(value, Number::settle)) }
         }
     }
 
