@@ -15,7 +15,8 @@ pub fn page_bytes() -> usize {
 /// How much memory the machine has.
 pub fn memory_bytes() -> usize {
     let info = rustix::system::sysinfo();
-    let bytes = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) / page_bytes() as u64 * page_bytes() as u64;
+    let bytes =
+        (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) / page_bytes() as u64 * page_bytes() as u64;
     usize::try_from(bytes).unwrap_or(usize::MAX / 4)
 }
 
@@ -203,26 +204,11 @@ impl Mapping {
         Self::with(segment, offset, bytes, ProtFlags::READ, MapFlags::SHARED | MapFlags::NORESERVE)
     }
 
-    fn with(
-        segment: &Segment,
-        offset: usize,
-        bytes: usize,
-        access: ProtFlags,
-        flags: MapFlags,
-    ) -> io::Result<Self> {
+    fn with(segment: &Segment, offset: usize, bytes: usize, access: ProtFlags, flags: MapFlags) -> io::Result<Self> {
         segment.check_range(offset, bytes)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the range is inside
         // the segment, whose size is sealed.
-        let start = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                access,
-                flags,
-                segment,
-                offset as u64,
-            )
-        }?;
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, segment, offset as u64) }?;
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         Ok(Self { start, bytes })
     }
@@ -240,7 +226,8 @@ impl Mapping {
     /// Asks for huge pages, where the machine has them for shared memory: fewer entries of the page table to miss.
     pub fn prefer_huge_pages(&self) {
         // SAFETY: the range is mapped. The advice changes no byte.
-        let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, rustix::mm::Advice::LinuxHugepage) };
+        let _ =
+            unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, rustix::mm::Advice::LinuxHugepage) };
     }
 }
 

@@ -446,6 +446,26 @@ mod tests {
     }
 
     #[test]
+    fn a_place_that_is_not_in_the_heap_is_none() {
+        let board = Board::create().unwrap();
+        let Some(heap) = board.heap() else {
+            return eprintln!("not tested: this process may not have so many addresses (ulimit -v, -f)");
+        };
+        let (neighbour, lease) = (seen(&board), heap.take(5000).unwrap());
+        // SAFETY: the lease is of that many bytes, and alive.
+        unsafe { lease.start().add(4999).write(7) };
+        let offset = heap.offset_of(lease.start(), 5000).unwrap();
+        let there = neighbour.heap_at(offset, 5000).unwrap();
+        // SAFETY: mapped, and nobody writes it now.
+        assert_eq!(unsafe { there.add(4999).read() }, 7);
+        let end = sys::memory_bytes() as u64;
+        assert!(neighbour.maps_heap() && neighbour.heap_at(end - 8, 8).is_some());
+        assert!(neighbour.heap_at(end - 8, 9).is_none() && neighbour.heap_at(u64::MAX, 1).is_none());
+        assert!(neighbour.heap_at(8, usize::MAX).is_none() && heap.offset_of(std::ptr::null(), 1).is_none());
+        assert_eq!(heap.offset_of((&raw const end).cast(), 8), None, "a place on the stack");
+    }
+
+    #[test]
     fn a_peer_cannot_map_a_board_for_writing() {
         let board = Board::create().unwrap();
         let descriptor = board.descriptor().try_clone_to_owned().unwrap();

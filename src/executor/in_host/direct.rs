@@ -61,11 +61,7 @@ impl InHost {
     }
 
     /// Moves a call on whose memory is read where it is. Returns whether anything moved, and its outcome if it has ended.
-    pub(super) fn move_directly(
-        &mut self,
-        run: &mut Run,
-        memory: &Memory<'_>,
-    ) -> (bool, Option<Result<(), Trouble>>) {
+    pub(super) fn move_directly(&mut self, run: &mut Run, memory: &Memory<'_>) -> (bool, Option<Result<(), Trouble>>) {
         let chunks = run.cut.chunks;
         let mut moved = false;
         for _ in 0..STEPS {

@@ -118,13 +118,7 @@ pub(super) struct InHost {
 pub(super) type Ended = SmallVec<[(usize, Result<(), Trouble>); 4]>;
 
 impl InHost {
-    fn new(
-        board: Arc<Board>,
-        index: usize,
-        own: Part,
-        peers: SmallVec<[Peer; MOST_RANKS]>,
-        maps_heaps: bool,
-    ) -> Self {
+    fn new(board: Arc<Board>, index: usize, own: Part, peers: SmallVec<[Peer; MOST_RANKS]>, maps_heaps: bool) -> Self {
         Self {
             board,
             index,
