@@ -53,7 +53,9 @@ pub mod testing;
 
 // The public interface.
 pub use bootstrap::Config;
-pub use comm::{Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, init, thread_world};
+pub use comm::{
+    Buffer, Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, init, thread_world,
+};
 pub use types::{Algorithm, DataType, Element, Error, Fault, ReduceOp, Reduction, Result, TransportKind};
 
 #[cfg(feature = "python")]

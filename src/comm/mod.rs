@@ -6,6 +6,7 @@
 //! those made before), and the plan goes to the engine. `group` makes communicators of fewer ranks, `pending` and
 //! `scope` let calls run while the program computes.
 
+mod buffer;
 mod call;
 mod collectives;
 mod communicator;
@@ -20,6 +21,7 @@ mod threads;
 mod views;
 mod world;
 
+pub use buffer::Buffer;
 pub use call::Call;
 pub use communicator::{Communicator, Settings};
 pub use connect::init;

@@ -80,6 +80,8 @@ pub(super) struct Core {
     rank: usize,
     peers: Vec<Peer>,
     dial: Box<dyn Dial>,
+    /// The communicators whose calls go over boards. They go before the operations, whose memory others may be reading.
+    in_hosts: Vec<Option<Box<InHost>>>,
     slots: Vec<Slot>,
     free: Vec<usize>,
     by_tag: HashMap<Tag, usize, Seeded>,
@@ -103,8 +105,6 @@ pub(super) struct Core {
     judged: Option<Judged>,
     /// What this process shows to its peers on the same host.
     board: Box<dyn Fn() -> Option<Arc<Board>> + Send>,
-    /// The communicators whose calls go over boards.
-    in_hosts: Vec<Option<Box<InHost>>>,
 }
 
 enum Unknown {

@@ -332,6 +332,11 @@ impl Engine {
         completion
     }
 
+    /// What this process shows to its peers on the same host, where it can.
+    pub fn board(&self) -> Option<Arc<Board>> {
+        self.shared.sleeper.board()
+    }
+
     /// Runs a call to its end if it is short and goes over boards, and no other thread drives; as far as the time allows
     /// that a waiting thread polls. What has not ended by then goes on as the operation that `work` describes, and is
     /// returned; so is what cannot be run like this.

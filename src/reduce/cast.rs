@@ -1,9 +1,9 @@
 //! Converting runs of halves to `f32` and back.
 
 use super::kernel::Level;
-#[cfg(target_arch = "x86_64")]
-use super::storage::HardF16;
 use super::storage::{Bf16, F16, Half};
+#[cfg(target_arch = "x86_64")]
+use super::x86::*;
 
 /// Which half type.
 #[derive(Clone, Copy)]
@@ -29,7 +29,11 @@ pub(super) unsafe fn widen(level: Level, kind: Kind, source: *const u8, target: 
             #[cfg(target_arch = "x86_64")]
             (Level::Avx2, Kind::F16) => widen_by_avx2::<HardF16>(source, target, count),
             #[cfg(target_arch = "x86_64")]
-            (Level::Avx2, Kind::Bf16) => widen_by_avx2::<Bf16>(source, target, count),
+            (Level::Avx2, Kind::Bf16) => widen_by_avx2::<HardBf16>(source, target, count),
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx512, Kind::F16) => widen_by_avx512::<WideF16>(source, target, count),
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx512, Kind::Bf16) => widen_by_avx512::<WideBf16>(source, target, count),
         }
     }
 }
@@ -49,7 +53,11 @@ pub(super) unsafe fn narrow(level: Level, kind: Kind, source: *const u8, target:
             #[cfg(target_arch = "x86_64")]
             (Level::Avx2, Kind::F16) => narrow_by_avx2::<HardF16>(source, target, count),
             #[cfg(target_arch = "x86_64")]
-            (Level::Avx2, Kind::Bf16) => narrow_by_avx2::<Bf16>(source, target, count),
+            (Level::Avx2, Kind::Bf16) => narrow_by_avx2::<HardBf16>(source, target, count),
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx512, Kind::F16) => narrow_by_avx512::<WideF16>(source, target, count),
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx512, Kind::Bf16) => narrow_by_avx512::<WideBf16>(source, target, count),
         }
     }
 }
@@ -70,6 +78,26 @@ unsafe fn widen_by_avx2<H: Half>(source: *const u8, target: *mut u8, count: usiz
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn narrow_by_avx2<H: Half>(source: *const u8, target: *mut u8, count: usize) {
+    // SAFETY: the caller keeps the promises.
+    unsafe { narrow_run::<H>(source, target, count) }
+}
+
+/// # Safety
+///
+/// As for [`widen`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn widen_by_avx512<H: Half>(source: *const u8, target: *mut u8, count: usize) {
+    // SAFETY: the caller keeps the promises.
+    unsafe { widen_run::<H>(source, target, count) }
+}
+
+/// # Safety
+///
+/// As for [`narrow`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn narrow_by_avx512<H: Half>(source: *const u8, target: *mut u8, count: usize) {
     // SAFETY: the caller keeps the promises.
     unsafe { narrow_run::<H>(source, target, count) }
 }

@@ -7,6 +7,8 @@
 
 use super::number::*;
 use super::storage::*;
+#[cfg(target_arch = "x86_64")]
+use super::x86::*;
 use crate::types::{DataType, Finish, ReduceOp};
 use std::ops::Range;
 
@@ -18,6 +20,10 @@ pub(super) enum Level {
     /// AVX2 and F16C on x86-64.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX-512 with its foundation, bytes and words, and bfloat16: processors from Cooper Lake, Sapphire Rapids and Zen 4
+    /// on. Those before, which slow down for it, stay at AVX2.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Level {
@@ -25,8 +31,12 @@ impl Level {
     #[inline]
     pub(super) fn best() -> Level {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c") {
-            return Level::Avx2;
+        {
+            use std::arch::is_x86_feature_detected as has;
+            if has!("avx2") && has!("f16c") {
+                let all = has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
+                return if all && has!("avx512bf16") { Level::Avx512 } else { Level::Avx2 };
+            }
         }
         Level::Baseline
     }
@@ -35,6 +45,10 @@ impl Level {
     #[cfg(test)]
     pub(super) fn all() -> Vec<Level> {
         let mut levels = vec![Level::Baseline];
+        #[cfg(target_arch = "x86_64")]
+        if Level::best() == Level::Avx512 {
+            levels.push(Level::Avx2);
+        }
         if Level::best() != Level::Baseline {
             levels.push(Level::best());
         }
@@ -67,9 +81,17 @@ pub(super) fn select(level: Level, dtype: DataType, op: ReduceOp) -> Option<Kern
         DataType::F16 => match level {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => floats::<HardF16, 32, 8>(level, op),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => floats::<WideF16, 32, 16>(level, op),
             Level::Baseline => floats::<F16, 32, 32>(level, op),
         },
-        DataType::BF16 => floats::<Bf16, 32, 32>(level, op),
+        DataType::BF16 => match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => floats::<HardBf16, 32, 8>(level, op),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => floats::<WideBf16, 32, 16>(level, op),
+            Level::Baseline => floats::<Bf16, 32, 32>(level, op),
+        },
         DataType::F32 => floats::<f32, 32, 32>(level, op),
         DataType::F64 => floats::<f64, 16, 16>(level, op),
         DataType::I8 => integers::<i8, u8, 64>(level, op),
@@ -133,6 +155,8 @@ fn kernels<S: Storage, O: Operation<S::Number>, const LANES: usize>(level: Level
         Level::Baseline => Kernels { pair: baseline_pair::<S, O, LANES>, many: baseline_many::<S, O, LANES> },
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => Kernels { pair: avx2_pair::<S, O, LANES>, many: avx2_many::<S, O, LANES> },
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => Kernels { pair: avx512_pair::<S, O, LANES>, many: avx512_many::<S, O, LANES> },
     }
 }
 
@@ -168,6 +192,8 @@ macro_rules! level {
 level!(baseline_pair, baseline_many);
 #[cfg(target_arch = "x86_64")]
 level!(avx2_pair, avx2_many, target_feature(enable = "avx2,f16c"));
+#[cfg(target_arch = "x86_64")]
+level!(avx512_pair, avx512_many, target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"));
 
 /// The body of every kernel: full chunks, then eights, then one by one.
 ///

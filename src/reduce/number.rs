@@ -6,6 +6,20 @@
 
 use crate::types::Finish;
 
+/// Applies a function to each lane. As `array::map`, which is a call of its own where the compiler thinks that it is worth
+/// one, and then without the instructions of the level.
+#[inline(always)]
+pub(super) fn each<T: Copy, U: Copy + Default, const LANES: usize>(
+    value: [T; LANES],
+    function: impl Fn(T) -> U,
+) -> [U; LANES] {
+    let mut result = [U::default(); LANES];
+    for lane in 0..LANES {
+        result[lane] = function(value[lane]);
+    }
+    result
+}
+
 /// A type that elements are combined in.
 pub(super) trait Number: Copy {
     /// The sum; integers wrap.
@@ -88,8 +102,8 @@ macro_rules! floats {
             fn finish<const LANES: usize>(value: [Self; LANES], step: Step) -> [Self; LANES] {
                 match step {
                     Step::Nothing => value,
-                    Step::Divide(divisor) => value.map(|value| value / divisor as Self),
-                    Step::Multiply(factor) => value.map(|value| value * factor as Self),
+                    Step::Divide(divisor) => each(value, |value| value / divisor as Self),
+                    Step::Multiply(factor) => each(value, |value| value * factor as Self),
                 }
             }
 

@@ -1,7 +1,7 @@
 //! How elements lie in memory, and how a few at a time get into registers and back.
 
 use super::half_bits;
-use super::number::Number;
+use super::number::{Number, each};
 
 /// An element as it lies in memory.
 pub(super) trait Storage {
@@ -58,7 +58,7 @@ macro_rules! natives {
             #[inline(always)]
             unsafe fn write<const LANES: usize>(target: *mut u8, value: [$native; LANES]) {
                 // SAFETY: the caller vouches for the elements.
-                unsafe { store(target, value.map(Number::settle)) }
+                unsafe { store(target, each(value, Number::settle)) }
             }
         }
     )*};
@@ -76,7 +76,7 @@ impl Storage for Truth {
     #[inline(always)]
     unsafe fn read<const LANES: usize>(source: *const u8) -> [u8; LANES] {
         // SAFETY: the caller vouches for the elements.
-        unsafe { load::<u8, LANES>(source) }.map(|byte| u8::from(byte != 0))
+        each(unsafe { load::<u8, LANES>(source) }, |byte| u8::from(byte != 0))
     }
 
     #[inline(always)]
@@ -102,7 +102,7 @@ impl Storage for F16 {
     #[inline(always)]
     unsafe fn write<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
         // SAFETY: the caller vouches for the elements.
-        unsafe { Self::narrow(target, value.map(Number::settle)) }
+        unsafe { Self::narrow(target, each(value, Number::settle)) }
     }
 }
 
@@ -110,13 +110,13 @@ impl Half for F16 {
     #[inline(always)]
     unsafe fn widen<const LANES: usize>(source: *const u8) -> [f32; LANES] {
         // SAFETY: the caller vouches for the elements.
-        unsafe { load(source) }.map(half_bits::f16_to_f32)
+        each(unsafe { load(source) }, half_bits::f16_to_f32)
     }
 
     #[inline(always)]
     unsafe fn narrow<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
         // SAFETY: the caller vouches for the elements.
-        unsafe { store(target, value.map(half_bits::f32_to_f16)) }
+        unsafe { store(target, each(value, half_bits::f32_to_f16)) }
     }
 }
 
@@ -130,13 +130,13 @@ impl Storage for Bf16 {
     #[inline(always)]
     unsafe fn read<const LANES: usize>(source: *const u8) -> [f32; LANES] {
         // SAFETY: the caller vouches for the elements.
-        unsafe { load::<u16, LANES>(source) }.map(|half| f32::from_bits(u32::from(half) << 16))
+        each(unsafe { load::<u16, LANES>(source) }, |half| f32::from_bits(u32::from(half) << 16))
     }
 
     #[inline(always)]
     unsafe fn write<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
         // SAFETY: the caller vouches for the elements.
-        unsafe { store(target, value.map(half_bits::settle_to_bf16)) }
+        unsafe { store(target, each(value, half_bits::settle_to_bf16)) }
     }
 }
 
@@ -144,13 +144,13 @@ impl Half for Bf16 {
     #[inline(always)]
     unsafe fn widen<const LANES: usize>(source: *const u8) -> [f32; LANES] {
         // SAFETY: the caller vouches for the elements.
-        unsafe { load(source) }.map(half_bits::bf16_to_f32)
+        each(unsafe { load(source) }, half_bits::bf16_to_f32)
     }
 
     #[inline(always)]
     unsafe fn narrow<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
         // SAFETY: the caller vouches for the elements.
-        unsafe { store(target, value.map(half_bits::f32_to_bf16)) }
+        unsafe { store(target, each(value, half_bits::f32_to_bf16)) }
     }
 }
 
@@ -174,72 +174,4 @@ unsafe fn load<T: Copy, const LANES: usize>(source: *const u8) -> [T; LANES] {
 unsafe fn store<T: Copy, const LANES: usize>(target: *mut u8, value: [T; LANES]) {
     // SAFETY: the caller vouches for the memory.
     unsafe { target.cast::<[T; LANES]>().write_unaligned(value) }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(super) use f16c::HardF16;
-
-/// The conversions that the processor has instructions for.
-#[cfg(target_arch = "x86_64")]
-mod f16c {
-    use super::{F16, Half, Number, Storage};
-    use std::arch::x86_64::*;
-
-    /// As [`F16`], converted by the F16C instructions, to the same bits. Only for kernels that were chosen because
-    /// the processor has them.
-    pub(in super::super) struct HardF16;
-
-    impl Storage for HardF16 {
-        type Number = f32;
-        const SIZE: usize = 2;
-
-        #[inline(always)]
-        unsafe fn read<const LANES: usize>(source: *const u8) -> [f32; LANES] {
-            // SAFETY: the caller vouches for the elements and the processor.
-            unsafe { Self::widen(source) }
-        }
-
-        #[inline(always)]
-        unsafe fn write<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
-            // SAFETY: the caller vouches for the elements and the processor.
-            unsafe { Self::narrow(target, value.map(Number::settle)) }
-        }
-    }
-
-    impl Half for HardF16 {
-        #[inline(always)]
-        unsafe fn widen<const LANES: usize>(source: *const u8) -> [f32; LANES] {
-            if !LANES.is_multiple_of(8) {
-                // SAFETY: the caller vouches for the elements.
-                return unsafe { F16::widen(source) };
-            }
-            let mut value = [0.0; LANES];
-            for lane in (0..LANES).step_by(8) {
-                // SAFETY: eight lanes from `lane` on lie within the elements and within the array; the caller vouches
-                // for the processor.
-                unsafe {
-                    let halves = _mm_loadu_si128(source.add(2 * lane).cast());
-                    _mm256_storeu_ps(value.as_mut_ptr().add(lane), _mm256_cvtph_ps(halves));
-                }
-            }
-            value
-        }
-
-        #[inline(always)]
-        unsafe fn narrow<const LANES: usize>(target: *mut u8, value: [f32; LANES]) {
-            if !LANES.is_multiple_of(8) {
-                // SAFETY: the caller vouches for the elements.
-                return unsafe { F16::narrow(target, value) };
-            }
-            for lane in (0..LANES).step_by(8) {
-                // SAFETY: eight lanes from `lane` on lie within the elements and within the array; the caller vouches
-                // for the processor.
-                unsafe {
-                    let singles = _mm256_loadu_ps(value.as_ptr().add(lane));
-                    let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(singles);
-                    _mm_storeu_si128(target.add(2 * lane).cast(), halves);
-                }
-            }
-        }
-    }
 }

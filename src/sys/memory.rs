@@ -12,6 +12,14 @@ pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
+/// How much memory the machine has.
+pub fn memory_bytes() -> usize {
+    let info = rustix::system::sysinfo();
+    let bytes =
+        (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) / page_bytes() as u64 * page_bytes() as u64;
+    usize::try_from(bytes).unwrap_or(usize::MAX / 4)
+}
+
 /// The seals that make a segment's size a fact: with them on, no peer can shrink the file under a mapping, which
 /// would turn an access into a fatal signal.
 fn size_seals() -> SealFlags {
@@ -36,13 +44,59 @@ impl Segment {
 
     /// As [`create`](Self::create), and mapped whole: the only mapping of it that can ever be written. On a kernel before
     /// 5.1, which cannot forbid others, it is theirs to keep to.
-    pub fn create_for_one_writer(name: &str, bytes: usize) -> io::Result<(Self, Mapping)> {
-        let segment = Self::unsealed(name, bytes)?;
+    ///
+    /// `spare` bytes more follow from `spare_from` on, if the limits allow that many addresses. They have no memory before
+    /// they are [reserved](Self::reserve).
+    pub fn create_for_one_writer(
+        name: &str,
+        bytes: usize,
+        spare_from: usize,
+        spare: usize,
+    ) -> io::Result<(Self, Mapping, Option<Mapping>)> {
+        let mut segment = Self::unsealed(name, bytes)?;
         let mapping = Mapping::new(&segment, 0, bytes)?;
+        let spare = segment.extend(spare_from, spare);
         if segment.seal(size_seals() | SealFlags::FUTURE_WRITE).is_err() {
             segment.seal(size_seals())?;
         }
-        Ok((segment, mapping))
+        Ok((segment, mapping, spare))
+    }
+
+    /// Makes the segment longer, without memory for what is new, and maps that. Leaves it as it is where it cannot.
+    fn extend(&mut self, from: usize, bytes: usize) -> Option<Mapping> {
+        let whole = from.checked_add(bytes)?;
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
+        let before = std::mem::replace(&mut self.bytes, whole);
+        let fits = bytes > 0 && whole as u64 <= limit && rustix::fs::ftruncate(&self.fd, whole as u64).is_ok();
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let mapping = fits.then(|| Mapping::with(self, from, bytes, access, flags).ok()).flatten();
+        if mapping.is_none() {
+            self.bytes = before;
+            // Nobody knows the segment yet. Should this fail, the peers find it longer than they need.
+            let _ = rustix::fs::ftruncate(&self.fd, before as u64);
+        }
+        mapping
+    }
+
+    /// Sees to it that a range has memory, so that its lack is an error now and not a fatal signal at the first touch.
+    /// `mapping` is of the segment from `start` on; the range lies `offset` beyond that.
+    pub fn reserve(&self, mapping: &Mapping, start: usize, offset: usize, bytes: usize) -> io::Result<()> {
+        let end = offset.checked_add(bytes).filter(|end| *end <= mapping.bytes);
+        if end.is_none() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let address = mapping.start.as_ptr().wrapping_add(offset).cast();
+        // SAFETY: the range is inside the mapping. Populating changes no byte.
+        let populated = unsafe { rustix::mm::madvise(address, bytes, rustix::mm::Advice::LinuxPopulateWrite) };
+        match populated {
+            // Kernels before 5.14 cannot; there the file is told, which takes no advice on huge pages.
+            Err(rustix::io::Errno::INVAL) => {
+                Ok(rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), (start + offset) as u64, bytes as u64)?)
+            }
+            Err(rustix::io::Errno::FAULT) => Err(io::ErrorKind::OutOfMemory.into()),
+            other => Ok(other?),
+        }
     }
 
     fn unsealed(name: &str, bytes: usize) -> io::Result<Self> {
@@ -51,8 +105,7 @@ impl Segment {
         }
         // Reserving more than the machine has would not fail: it would wake the kernel's out-of-memory killer. And
         // beyond the file size limit (`ulimit -f`, which holds for nameless files too) it would raise a signal.
-        let info = rustix::system::sysinfo();
-        let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+        let memory = memory_bytes() as u64;
         let file_limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
         if bytes as u64 > memory.min(file_limit) {
             let what = format!(
@@ -71,6 +124,15 @@ impl Segment {
 
     /// A segment that a peer sent. It is refused unless its size is exactly `bytes` and sealed.
     pub fn from_peer(fd: OwnedFd, bytes: usize) -> io::Result<Self> {
+        Self::checked(fd, bytes, bytes)
+    }
+
+    /// As [`from_peer`](Self::from_peer), where the segment may also be longer.
+    pub fn from_peer_at_least(fd: OwnedFd, bytes: usize) -> io::Result<Self> {
+        Self::checked(fd, bytes, isize::MAX as usize)
+    }
+
+    fn checked(fd: OwnedFd, least: usize, most: usize) -> io::Result<Self> {
         let refuse = |what: String| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         // Seals first: a size that is not sealed may change between two looks.
         match rustix::fs::fcntl_get_seals(&fd) {
@@ -81,10 +143,10 @@ impl Segment {
             }
         }
         let found = rustix::fs::fstat(&fd)?.st_size;
-        if usize::try_from(found) != Ok(bytes) {
-            return refuse(format!("the peer's memory segment has {found} bytes; expected {bytes}"));
+        match usize::try_from(found) {
+            Ok(bytes) if (least..=most).contains(&bytes) => Ok(Self { fd, bytes }),
+            _ => refuse(format!("the peer's memory segment has {found} bytes; expected {least}")),
         }
-        Ok(Self { fd, bytes })
     }
 
     /// The size in bytes.
@@ -129,28 +191,24 @@ impl Mapping {
     /// Maps `bytes` of `segment` from `offset`, both multiples of the page size. The pages are touched here, so that
     /// later accesses take no faults.
     pub fn new(segment: &Segment, offset: usize, bytes: usize) -> io::Result<Self> {
-        Self::with(segment, offset, bytes, ProtFlags::READ | ProtFlags::WRITE)
+        Self::with(segment, offset, bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE)
     }
 
     /// As [`new`](Self::new), for reading only: a write to it is a fatal signal.
     pub fn read_only(segment: &Segment, offset: usize, bytes: usize) -> io::Result<Self> {
-        Self::with(segment, offset, bytes, ProtFlags::READ)
+        Self::with(segment, offset, bytes, ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE)
     }
 
-    fn with(segment: &Segment, offset: usize, bytes: usize, access: ProtFlags) -> io::Result<Self> {
+    /// As [`read_only`](Self::read_only), without touching a page.
+    pub fn read_only_lazily(segment: &Segment, offset: usize, bytes: usize) -> io::Result<Self> {
+        Self::with(segment, offset, bytes, ProtFlags::READ, MapFlags::SHARED | MapFlags::NORESERVE)
+    }
+
+    fn with(segment: &Segment, offset: usize, bytes: usize, access: ProtFlags, flags: MapFlags) -> io::Result<Self> {
         segment.check_range(offset, bytes)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the range is inside
         // the segment, whose size is sealed.
-        let start = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                access,
-                MapFlags::SHARED | MapFlags::POPULATE,
-                segment,
-                offset as u64,
-            )
-        }?;
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, segment, offset as u64) }?;
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         Ok(Self { start, bytes })
     }
@@ -163,6 +221,13 @@ impl Mapping {
     /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Asks for huge pages, where the machine has them for shared memory: fewer entries of the page table to miss.
+    pub fn prefer_huge_pages(&self) {
+        // SAFETY: the range is mapped. The advice changes no byte.
+        let _ =
+            unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, rustix::mm::Advice::LinuxHugepage) };
     }
 }
 
@@ -263,6 +328,27 @@ mod tests {
         let segment = Segment::create("phalanx-test", page_bytes()).unwrap();
         assert!(rustix::fs::ftruncate(&segment, 0).is_err());
         assert!(rustix::fs::ftruncate(&segment, 1 << 20).is_err());
+    }
+
+    #[test]
+    fn spare_memory_is_there_when_it_is_reserved() {
+        let page = page_bytes();
+        let spare = 1 << 40;
+        let (segment, _, mapping) = Segment::create_for_one_writer("phalanx-test", page, 4 * page, spare).unwrap();
+        let Some(mapping) = mapping else {
+            return eprintln!("not tested: this process may not have so many addresses (ulimit -v, -f)");
+        };
+        assert_eq!((segment.bytes(), mapping.bytes()), (4 * page + spare, spare));
+        segment.reserve(&mapping, 4 * page, spare - page, page).unwrap();
+        assert!(segment.reserve(&mapping, 4 * page, spare, page).is_err());
+        let seen = Segment::from_peer_at_least(segment.as_fd().try_clone_to_owned().unwrap(), page).unwrap();
+        let theirs = Mapping::read_only_lazily(&seen, 4 * page, spare).unwrap();
+        // SAFETY: both mappings are live, the byte is reserved, and this thread alone uses it.
+        unsafe {
+            mapping.start().as_ptr().add(spare - 1).write(7);
+            assert_eq!(theirs.start().as_ptr().add(spare - 1).read(), 7);
+        }
+        assert!(Mapping::new(&seen, 0, page).is_err(), "nobody else writes it");
     }
 
     #[test]

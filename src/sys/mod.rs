@@ -22,4 +22,4 @@ pub mod unix;
 pub use epoll::{Epoll, EventFd, Interest, Readiness};
 pub use fork::Uninherited;
 pub use host::HostIdentity;
-pub use memory::{Mapping, RingMapping, Segment, page_bytes};
+pub use memory::{Mapping, RingMapping, Segment, memory_bytes, page_bytes};

@@ -23,10 +23,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::atomic::{Counter, Word};
 use super::doorbell::Doorbell;
+use super::heap::{HUGE_PAGE, Heap};
 use crate::sys::{self, Mapping, Segment};
 use crate::types::Signature;
 
@@ -77,11 +78,17 @@ fn board_bytes() -> usize {
     (PARTS * PART_BYTES).next_multiple_of(sys::page_bytes())
 }
 
-/// A member's own board.
+/// Where a member's heap begins in the segment, if it has one.
+fn heap_start() -> usize {
+    board_bytes().next_multiple_of(HUGE_PAGE)
+}
+
+/// A member's own board, and its heap.
 #[derive(Debug)]
 pub struct Board {
-    segment: Segment,
+    segment: Arc<Segment>,
     memory: Arc<Mapping>,
+    heap: Option<Arc<Heap>>,
     state: Mutex<State>,
 }
 
@@ -103,8 +110,17 @@ struct Place {
 
 impl Board {
     pub(super) fn create() -> io::Result<Self> {
-        let (segment, memory) = Segment::create_for_one_writer("phalanx-board", board_bytes())?;
-        Ok(Self { segment, memory: Arc::new(memory), state: Mutex::default() })
+        let (start, spare) = (heap_start(), sys::memory_bytes());
+        let (segment, memory, spare) = Segment::create_for_one_writer("phalanx-board", board_bytes(), start, spare)?;
+        memory.prefer_huge_pages();
+        let segment = Arc::new(segment);
+        let heap = spare.map(|spare| Arc::new(Heap::new(segment.clone(), spare, start)));
+        Ok(Self { segment, memory: Arc::new(memory), heap, state: Mutex::default() })
+    }
+
+    /// Memory that the peers can read too. `None` where the limits do not allow so many addresses.
+    pub(crate) fn heap(&self) -> Option<&Arc<Heap>> {
+        self.heap.as_ref()
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -151,15 +167,49 @@ impl Board {
 pub struct Neighbour {
     /// `None` for a peer that had no memory for a board.
     memory: Option<Arc<Mapping>>,
+    heap: Option<Arc<PeerHeap>>,
     doorbell: Arc<Doorbell>,
     gone: Arc<AtomicBool>,
 }
 
+/// A peer's heap, mapped when it is first looked at.
+#[derive(Debug)]
+struct PeerHeap {
+    segment: Segment,
+    memory: OnceLock<Option<Mapping>>,
+}
+
+impl PeerHeap {
+    fn memory(&self) -> Option<&Mapping> {
+        let start = heap_start();
+        let bytes = self.segment.bytes().checked_sub(start).filter(|bytes| *bytes > 0)?;
+        self.memory.get_or_init(|| Mapping::read_only_lazily(&self.segment, start, bytes).ok()).as_ref()
+    }
+}
+
 impl Neighbour {
     pub(super) fn new(doorbell: Doorbell, board: Option<OwnedFd>) -> io::Result<Self> {
-        let map = |board| Mapping::read_only(&Segment::from_peer(board, board_bytes())?, 0, board_bytes());
-        let memory = board.map(map).transpose()?.map(Arc::new);
-        Ok(Self { memory, doorbell: Arc::new(doorbell), gone: Arc::default() })
+        let (mut memory, mut heap) = (None, None);
+        if let Some(board) = board {
+            let segment = Segment::from_peer_at_least(board, board_bytes())?;
+            memory = Some(Arc::new(Mapping::read_only(&segment, 0, board_bytes())?));
+            heap = Some(Arc::new(PeerHeap { segment, memory: OnceLock::new() }));
+        }
+        Ok(Self { memory, heap, doorbell: Arc::new(doorbell), gone: Arc::default() })
+    }
+
+    /// Whether the peer's heap is mapped here, or there is none.
+    pub(crate) fn maps_heap(&self) -> bool {
+        let has_one = |heap: &Arc<PeerHeap>| heap.segment.bytes() > heap_start();
+        self.heap.as_ref().filter(|heap| has_one(heap)).is_none_or(|heap| heap.memory().is_some())
+    }
+
+    /// A range of the peer's heap. `None` for one that is not there.
+    pub(crate) fn heap_at(&self, offset: u64, bytes: usize) -> Option<*const u8> {
+        let heap = self.heap.as_ref()?.memory()?;
+        let offset = usize::try_from(offset).ok()?;
+        let end = offset.checked_add(bytes)?;
+        (end <= heap.bytes()).then(|| heap.start().as_ptr().cast_const().wrapping_add(offset))
     }
 
     pub(super) fn doorbell(&self) -> &Doorbell {
@@ -268,6 +318,22 @@ impl Part {
         self.word(COUNTERS + 8 * count as usize)
     }
 
+    /// What the line of a long call tells beside the call: three words in place of a payload.
+    fn telling(&self, slot: usize) -> [&AtomicU64; 3] {
+        let start = SLOTS + (slot & 1) * SLOT_BYTES + HEAD_BYTES;
+        [self.word(start), self.word(start + 8), self.word(start + 16)]
+    }
+
+    /// Writes what the line of a long call tells. Before the line is shown.
+    pub(crate) fn tell(&self, slot: usize, words: [u64; 3]) {
+        self.telling(slot).into_iter().zip(words).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    }
+
+    /// What the line of a long call tells. Valid once it is shown.
+    pub(crate) fn told(&self, slot: usize) -> [u64; 3] {
+        self.telling(slot).map(|word| word.load(Ordering::Relaxed))
+    }
+
     /// Where the contributions of a chunk lie: [`CHUNK_BYTES`].
     pub(crate) fn stage(&self, chunk: u64) -> *mut u8 {
         self.at(STAGES + (chunk as usize % CHUNKS) * CHUNK_BYTES)
@@ -282,6 +348,8 @@ impl Part {
     pub(crate) fn give_up(&self, line: u64) {
         let first = self.given_up().min(line);
         self.word(GIVEN_UP).store(first, Ordering::Release);
+        // Whoever sees what is written to the call's memory from here on sees this too.
+        fence(Ordering::Release);
     }
 
     /// The first line that was taken back.
@@ -378,9 +446,30 @@ mod tests {
     }
 
     #[test]
+    fn a_place_that_is_not_in_the_heap_is_none() {
+        let board = Board::create().unwrap();
+        let Some(heap) = board.heap() else {
+            return eprintln!("not tested: this process may not have so many addresses (ulimit -v, -f)");
+        };
+        let (neighbour, lease) = (seen(&board), heap.take(5000).unwrap());
+        // SAFETY: the lease is of that many bytes, and alive.
+        unsafe { lease.start().add(4999).write(7) };
+        let offset = heap.offset_of(lease.start(), 5000).unwrap();
+        let there = neighbour.heap_at(offset, 5000).unwrap();
+        // SAFETY: mapped, and nobody writes it now.
+        assert_eq!(unsafe { there.add(4999).read() }, 7);
+        let end = sys::memory_bytes() as u64;
+        assert!(neighbour.maps_heap() && neighbour.heap_at(end - 8, 8).is_some());
+        assert!(neighbour.heap_at(end - 8, 9).is_none() && neighbour.heap_at(u64::MAX, 1).is_none());
+        assert!(neighbour.heap_at(8, usize::MAX).is_none() && heap.offset_of(std::ptr::null(), 1).is_none());
+        assert_eq!(heap.offset_of((&raw const end).cast(), 8), None, "a place on the stack");
+    }
+
+    #[test]
     fn a_peer_cannot_map_a_board_for_writing() {
         let board = Board::create().unwrap();
-        let segment = Segment::from_peer(board.descriptor().try_clone_to_owned().unwrap(), board_bytes()).unwrap();
+        let descriptor = board.descriptor().try_clone_to_owned().unwrap();
+        let segment = Segment::from_peer_at_least(descriptor, board_bytes()).unwrap();
         assert!(Mapping::new(&segment, 0, board_bytes()).is_err());
         assert!(Mapping::read_only(&segment, 0, board_bytes()).is_ok());
     }

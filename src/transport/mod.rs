@@ -36,6 +36,7 @@ pub mod connect;
 mod contract;
 mod doorbell;
 pub mod hashing;
+pub mod heap;
 pub mod inproc;
 mod lane;
 pub mod listen;

@@ -8,4 +8,5 @@ mod large;
 mod matrix;
 mod mismatches;
 mod order;
+mod registered;
 mod support;

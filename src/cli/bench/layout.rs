@@ -1,7 +1,9 @@
 //! What lies where in a rank's buffers, before a call and after it.
 
+use std::ops::{Deref, DerefMut};
+
 use phalanx::types::Collective;
-use phalanx::{Call, Communicator, Result};
+use phalanx::{Buffer, Call, Communicator, Result};
 
 use super::sizes::has_blocks;
 use super::values::{Exercise, Value};
@@ -63,9 +65,45 @@ impl Layout {
 /// One rank's memory for an exercise.
 pub struct Buffers<T> {
     layout: Layout,
-    input: Vec<T>,
-    output: Vec<T>,
+    input: Memory<T>,
+    output: Memory<T>,
     sheets: Vec<Sheet<T>>,
+}
+
+/// A buffer of one kind or the other.
+enum Memory<T> {
+    Any(Vec<T>),
+    Registered(Buffer<T>),
+}
+
+impl<T: Value> Memory<T> {
+    /// Touched all over.
+    fn new(count: usize, registered: Option<&Communicator>) -> Result<Self> {
+        let Some(comm) = registered else { return Ok(Self::Any(vec![T::POISON[0]; count])) };
+        let mut buffer = comm.alloc(count)?;
+        buffer.fill(T::POISON[0]);
+        Ok(Self::Registered(buffer))
+    }
+}
+
+impl<T> Deref for Memory<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Memory::Any(elements) => elements,
+            Memory::Registered(elements) => elements,
+        }
+    }
+}
+
+impl<T> DerefMut for Memory<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Memory::Any(elements) => elements,
+            Memory::Registered(elements) => elements,
+        }
+    }
 }
 
 /// What goes in and must come out with one salt, written down before: then preparing and checking cost a copy and a
@@ -78,11 +116,11 @@ struct Sheet<T> {
 }
 
 impl<T: Value> Buffers<T> {
-    /// Allocates and touches all of it.
-    pub fn new(layout: Layout) -> Self {
-        let input = if layout.in_place { 0 } else { layout.input };
-        let (input, output) = (vec![T::POISON[0]; input], vec![T::POISON[0]; layout.output]);
-        Self { layout, input, output, sheets: Vec::new() }
+    /// Allocates and touches all of it; by this communicator, if one is given.
+    pub fn new(layout: Layout, registered: Option<&Communicator>) -> Result<Self> {
+        let input = Memory::new(if layout.in_place { 0 } else { layout.input }, registered)?;
+        let output = Memory::new(layout.output, registered)?;
+        Ok(Self { layout, input, output, sheets: Vec::new() })
     }
 
     /// Writes down what belongs to the salts from 1 to `salts`.
@@ -126,7 +164,7 @@ impl<T: Value> Buffers<T> {
     pub fn wrong(&self, exercise: &Exercise, rank: usize) -> u64 {
         let answer = &self.output[self.layout.answer_at..][..self.layout.answer];
         let sheet = self.sheet(exercise).map(|sheet| &self.sheets[sheet]);
-        if sheet.is_some_and(|sheet| answer == sheet.answer && (self.layout.in_place || self.input == sheet.input)) {
+        if sheet.is_some_and(|sheet| answer == sheet.answer && (self.layout.in_place || *self.input == *sheet.input)) {
             return 0;
         }
         let wrong = answer.iter().enumerate().filter(|&(index, element)| *element != exercise.answer(rank, index));
@@ -231,7 +269,7 @@ mod tests {
             let exercise = exercise::<T>(collective);
             for (rank, in_place) in [(0, false), (1, false), (2, true), (1, true)] {
                 let layout = Layout::of(&exercise, rank, in_place);
-                let mut buffers = Buffers::<T>::new(layout);
+                let mut buffers = Buffers::<T>::new(layout, None).unwrap();
                 // From a sheet, or reckoned when it is needed.
                 buffers.write_down(&exercise, rank, rank as u64 % 2);
                 buffers.prepare(&exercise, rank);

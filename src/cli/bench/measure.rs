@@ -27,6 +27,8 @@ pub struct Job {
     pub root: usize,
     /// Whether input and output are one buffer.
     pub in_place: bool,
+    /// Whether buffers are allocated by the communicator.
+    pub registered: bool,
     /// Timed iterations; by size if not given.
     pub iterations: Option<usize>,
     /// Iterations before the timed ones; by size if not given.
@@ -171,7 +173,7 @@ fn one_size<T: Value>(comm: &Communicator, job: &Job, exercise: Exercise) -> Res
     let bytes = exercise.extent.total * exercise.dtype.size();
     let layout = Layout::of(&exercise, comm.rank(), job.in_place);
     let control = comm.with_algorithm(None);
-    let mut buffers = Buffers::<T>::new(layout);
+    let mut buffers = Buffers::<T>::new(layout, job.registered.then_some(comm))?;
     let is_written_down = bytes <= ALWAYS_CHECKED_BYTES;
     if is_written_down {
         buffers.write_down(&exercise, comm.rank(), SALTS);
@@ -273,6 +275,7 @@ mod tests {
             op: ReduceOp::Sum,
             root: 0,
             in_place: false,
+            registered: false,
             iterations: None,
             warmup: None,
         }

@@ -80,6 +80,9 @@ pub struct Bench {
     /// One buffer for input and output
     #[arg(long)]
     in_place: bool,
+    /// Buffers from `comm.alloc`, which the ranks of one host read where they are
+    #[arg(long)]
+    registered: bool,
     /// Reduce in rank order whatever the algorithm
     #[arg(long)]
     deterministic: bool,
@@ -128,6 +131,7 @@ impl Bench {
             op: self.op,
             root: self.root,
             in_place: self.in_place,
+            registered: self.registered,
             iterations: self.iters,
             warmup: self.warmup,
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Core, Early, Peer, Unknown, frame};
 use crate::executor::completion::Completion;
+use crate::executor::in_host::Run;
 use crate::types::{Error, Tag};
 use crate::wire::notice::Notice;
 
@@ -116,16 +117,16 @@ impl Core {
         if let Some(channel) = self.channels.get_mut(&tag.communicator) {
             channel.abort(tag.sequence, &cause);
         }
-        let line = operation.run.as_ref().map(|run| (operation.boards, run.line()));
-        self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
-        if tell {
-            self.tell_abort(tag, &cause);
-        }
-        if let Some((boards, line)) = line
-            && let Some(Some(in_host)) = self.in_hosts.get_mut(boards)
+        // Its line is taken back before its memory is the caller's again, so that nobody believes what he reads there.
+        if let Some(line) = operation.run.as_ref().map(Run::line)
+            && let Some(Some(in_host)) = self.in_hosts.get_mut(operation.boards)
         {
             in_host.remove(slot);
             in_host.give_up(Some(line));
+        }
+        self.end(slot, Err(self.seen(tag.communicator, cause.clone())));
+        if tell {
+            self.tell_abort(tag, &cause);
         }
         // Whichever way this one went: the others may go on to calls that this rank knows nothing of.
         self.forgo_boards(tag, &cause, tell);

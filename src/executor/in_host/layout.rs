@@ -37,6 +37,10 @@ pub struct Layout {
     pub width: usize,
 }
 
+/// How much is read at once of what another rank shows, where it is read in place: enough to make up for a system call,
+/// and little enough to stay in the cache next to the processor, one for each of the other ranks.
+pub(super) const DIRECT_BYTES: usize = 128 << 10;
+
 /// A run of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
@@ -151,6 +155,35 @@ impl Layout {
         Some((part, target))
     }
 
+    /// Whether this call's memory can be read by others as long as it is under way: not where what one rank writes is what
+    /// another still reads.
+    pub(super) fn can_be_read_directly(&self) -> bool {
+        !(self.in_place && self.collective == Collective::Alltoall)
+    }
+
+    /// Whether `reader` reads this rank's memory in a long call.
+    pub(super) fn is_read_by(&self, reader: usize) -> bool {
+        let by_parts = matches!(self.fate(), Fate::AllreduceByParts | Fate::ReduceByParts);
+        let theirs = Self { rank: reader, ..self.clone() };
+        reader != self.rank && (by_parts || theirs.taken(self.rank).is_some())
+    }
+
+    /// Whether this rank's output is read by others too.
+    pub(super) fn shows_results(&self) -> bool {
+        self.fate() == Fate::AllreduceByParts
+    }
+
+    /// Bytes of a rank's output, where others read it.
+    pub(super) fn result_bytes(&self) -> usize {
+        if self.shows_results() { self.longest() } else { 0 }
+    }
+
+    /// How many bytes of contribution and of result may be read of another rank.
+    pub(super) fn read_of(&self, rank: usize) -> (usize, usize) {
+        let theirs = Self { rank, ..self.clone() };
+        (theirs.shown().bytes, self.result_bytes())
+    }
+
     /// Whether this rank needs to have seen `from` before it has its result.
     pub(super) fn needs(&self, from: usize) -> bool {
         self.collective == Collective::Barrier || self.taken(from).is_some()
@@ -188,17 +221,32 @@ impl Cut {
     /// Of what is not cut.
     pub(super) const NONE: Self = Self { elements: 0, part: 0, chunks: 0 };
 
+    /// Of what goes through the stage.
     pub(super) fn new(layout: &Layout) -> Self {
-        let room = CHUNK_BYTES / layout.width;
+        Self::with(layout, CHUNK_BYTES, RESULT_BYTES)
+    }
+
+    /// Of what is read where it is. The results of a reduce go over the boards all the same.
+    pub(super) fn direct(layout: &Layout) -> Self {
+        match layout.fate() {
+            Fate::ReduceByParts => Self::new(layout),
+            _ => Self::with(layout, DIRECT_BYTES * layout.size, DIRECT_BYTES),
+        }
+    }
+
+    /// `chunk_bytes` of contributions and `result_bytes` of each rank's results at a time.
+    fn with(layout: &Layout, chunk_bytes: usize, result_bytes: usize) -> Self {
+        let room = chunk_bytes / layout.width;
         let line = (64 / layout.width).max(1);
+        let longest_block = || (0..layout.size).map(|block| layout.count(block)).max().unwrap_or(0);
         let (elements, part, longest) = if layout.scatters() {
             let each = (room / layout.size) / line * line;
-            (each, each, (0..layout.size).map(|block| layout.count(block)).max().unwrap_or(0))
+            (each, each, longest_block())
         } else if matches!(layout.fate(), Fate::AllreduceByParts | Fate::ReduceByParts) {
-            let part = (RESULT_BYTES / layout.width / line).min(room / layout.size / line) * line;
+            let part = (result_bytes / layout.width / line).min(room / layout.size / line) * line;
             (part * layout.size, part, layout.count(0))
         } else {
-            (room, room, (0..layout.size).map(|block| layout.count(block)).max().unwrap_or(0))
+            (room, room, longest_block())
         };
         Self { elements, part, chunks: longest.div_ceil(elements) as u64 }
     }
@@ -247,6 +295,14 @@ impl Cut {
         let range = self.range(chunk, whole.bytes / layout.width);
         let start = if layout.scatters() { layout.rank * self.part } else { 0 };
         Some((layout.run(start, range.len()), target + range.start * layout.width))
+    }
+
+    /// As [`taken`](Self::taken), in all that `from` shows.
+    pub(super) fn taken_directly(&self, layout: &Layout, chunk: u64, from: usize) -> Option<(Run, usize)> {
+        let (whole, target) = layout.taken(from)?;
+        let range = self.range(chunk, whole.bytes / layout.width);
+        let run = layout.run(range.start, range.len());
+        Some((Run { start: whole.start + run.start, ..run }, target + run.start))
     }
 
     /// The bytes of this rank's own contribution that go with [`taken`](Self::taken) of itself, in the memory that it

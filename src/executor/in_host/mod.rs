@@ -38,6 +38,7 @@
 //! that hears that a call was given up after it has ended later ones, which the others may now wait for in vain, gives
 //! those up too.
 
+mod direct;
 mod layout;
 mod run;
 mod set_up;
@@ -53,6 +54,8 @@ use super::operation::Operation;
 use crate::sys::points::{Point, reach};
 use crate::transport::board::{Board, CHUNKS, Count, Neighbour, Part, fence_before_waking};
 use crate::types::{Signature, Tag};
+
+use run::Mode;
 
 pub use layout::{Extent, Layout};
 pub(super) use run::{Memory, Run};
@@ -107,13 +110,15 @@ pub(super) struct InHost {
     news: bool,
     /// No call comes any more.
     closing: bool,
+    /// Whether all have mapped each other's heaps.
+    maps_heaps: bool,
 }
 
 /// Operations that have ended, by slot.
 pub(super) type Ended = SmallVec<[(usize, Result<(), Trouble>); 4]>;
 
 impl InHost {
-    fn new(board: Arc<Board>, index: usize, own: Part, peers: SmallVec<[Peer; MOST_RANKS]>) -> Self {
+    fn new(board: Arc<Board>, index: usize, own: Part, peers: SmallVec<[Peer; MOST_RANKS]>, maps_heaps: bool) -> Self {
         Self {
             board,
             index,
@@ -127,6 +132,7 @@ impl InHost {
             long: VecDeque::new(),
             news: false,
             closing: false,
+            maps_heaps,
         }
     }
 
@@ -297,6 +303,12 @@ impl InHost {
         let slot = line as usize;
         if run.is_short {
             run.show(memory, self.own.payload(slot, run.longest));
+        } else {
+            let told = self.tell(run, memory);
+            self.own.tell(slot, told);
+            if told[0] != 0 {
+                run.mode = Mode::Undecided;
+            }
         }
         for (word, value) in self.own.call(slot).into_iter().zip(run.call) {
             word.store(value, Ordering::Relaxed);
@@ -306,7 +318,9 @@ impl InHost {
         run.line = line;
         if !run.is_short {
             run.base = self.chunks;
-            self.chunks += run.cut.chunks;
+            if matches!(run.mode, Mode::Staged) {
+                self.chunks += run.cut.chunks;
+            }
         }
         self.news = true;
         reach(Point::Half);
@@ -329,12 +343,18 @@ impl InHost {
         if run.met {
             return Some(Ok(()));
         }
-        for peer in self.peers.iter_mut().filter(|peer| run.needs(peer.rank)) {
+        for peer in self.peers.iter_mut().filter(|peer| run.awaits(peer.rank)) {
             if !peer.has_written(run.line) {
                 return None;
             }
             if let Err(trouble) = peer.compare(run.line, run.call) {
                 return Some(Err(trouble));
+            }
+        }
+        if matches!(run.mode, Mode::Undecided) {
+            match self.decide(run) {
+                Ok(mode) => self.chunks += run.go(mode),
+                Err(trouble) => return Some(Err(trouble)),
             }
         }
         run.met = true;
@@ -361,12 +381,17 @@ impl InHost {
             Some(Err(trouble)) => return (true, Some(Err(trouble))),
             met => met.is_some(),
         };
+        match run.mode {
+            Mode::Undecided => return (false, None),
+            Mode::Direct(_) => return self.move_directly(run, &memory),
+            Mode::Staged => {}
+        }
         loop {
             let mut step = false;
             let chunks = run.cut.chunks;
             // Two chunks ahead of what is combined keep the others busy; what is further ahead falls out of the cache.
             let ahead = run.staged - run.combined;
-            if run.staged < chunks && ahead < 2 && self.has_room(run) {
+            if run.staged < chunks && ahead < 2 && self.has_room(run.base + run.staged) {
                 run.stage(&memory, self.own.stage(run.base + run.staged));
                 run.staged += 1;
                 self.publish(Count::Staged, run.base + run.staged);
@@ -401,9 +426,8 @@ impl InHost {
         (moved, None)
     }
 
-    /// Whether all are done with what lay where the next chunk goes.
-    fn has_room(&self, run: &Run) -> bool {
-        let chunk = run.base + run.staged;
+    /// Whether all are done with what lay where a chunk goes.
+    fn has_room(&self, chunk: u64) -> bool {
         let wanted = (chunk + 1).saturating_sub(CHUNKS as u64);
         self.peers.iter().all(|peer| peer.part.has_counted(Count::Done, wanted))
     }
@@ -428,14 +452,17 @@ impl InHost {
         if run.line == 0 {
             return !peer.shows_line(self.line);
         }
-        let needed = run.needs(peer.rank);
-        if run.is_short {
+        let needed = run.awaits(peer.rank);
+        if run.is_short || !run.met {
             return needed && !peer.shows_line(run.line);
         }
         let behind = |count, chunks: u64| !peer.part.has_counted(count, run.base + chunks);
+        if matches!(run.mode, Mode::Direct(_)) {
+            let ahead = run.collects() && run.done < run.combined && behind(Count::Combined, run.done + 1);
+            return (needed && ahead) || (run.done == run.cut.chunks && self.is_still_reading(run, peer));
+        }
         let room = (run.staged + 1).saturating_sub(CHUNKS as u64);
-        (needed && !peer.shows_line(run.line))
-            || (needed && run.combined < run.staged && behind(Count::Staged, run.combined + 1))
+        (needed && run.combined < run.staged && behind(Count::Staged, run.combined + 1))
             || (needed && run.collects() && run.done < run.combined && behind(Count::Combined, run.done + 1))
             || (run.staged < run.cut.chunks && behind(Count::Done, room))
     }
@@ -443,6 +470,10 @@ impl InHost {
 
 impl Drop for InHost {
     fn drop(&mut self) {
+        if self.is_active() {
+            // Its operations go too, and with them the memory that others may be reading.
+            self.own.give_up(0);
+        }
         self.own.leave();
         let (readers, parts) = self.peers.drain(..).map(|peer| (peer.neighbour, peer.part)).unzip();
         self.board.give_back(self.index, readers, parts);

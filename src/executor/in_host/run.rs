@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::MOST_RANKS;
+use super::direct::Source;
 use super::layout::{self, Cut, Fate, Layout};
 use crate::reduce;
 use crate::types::{DataType, Finish, Reduction};
@@ -13,11 +14,22 @@ const PIECE_BYTES: usize = 8 << 10;
 /// How much is fetched while as much is combined. A whole number of elements.
 const FETCHED_BYTES: usize = 2 << 10;
 
+/// Which way a long call goes.
+pub(super) enum Mode {
+    /// Not known before all lines are there.
+    Undecided,
+    /// Through the stage.
+    Staged,
+    /// From where the ranks' memory is: that of the others, in the order of their ranks.
+    Direct(SmallVec<[Source; MOST_RANKS]>),
+}
+
 /// How far a call has come.
 pub(in crate::executor) struct Run {
     layout: Layout,
     fate: Fate,
     pub(super) cut: Cut,
+    pub(super) mode: Mode,
     /// The call, as it stands in the line.
     pub(super) call: [u64; 3],
     pub(super) is_short: bool,
@@ -54,6 +66,7 @@ impl Run {
             layout,
             fate,
             cut,
+            mode: Mode::Staged,
             call,
             is_short,
             longest,
@@ -66,6 +79,20 @@ impl Run {
         }
     }
 
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Whether what is taken is copied, rather than combined.
+    pub(super) fn copies(&self) -> bool {
+        self.fate == Fate::Copied
+    }
+
+    /// Whether the results that others need lie on the board, rather than in their ranks' memory.
+    pub(super) fn shows_results_on_board(&self) -> bool {
+        self.has_results() && !self.layout.shows_results()
+    }
+
     pub(in crate::executor) fn reads_output(&self) -> bool {
         self.layout.reads_output()
     }
@@ -74,6 +101,11 @@ impl Run {
     pub(super) fn needs(&self, rank: usize) -> bool {
         // The owners of the parts of a long reduce need all contributions, whoever gets the result.
         self.layout.needs(rank) || (self.fate == Fate::ReduceByParts && !self.is_short)
+    }
+
+    /// Whether this rank has to see `rank` in the call before it goes on.
+    pub(super) fn awaits(&self, rank: usize) -> bool {
+        matches!(self.mode, Mode::Undecided | Mode::Direct(_)) || self.needs(rank)
     }
 
     /// Whether the parts that the ranks combine are shown to others.
@@ -98,7 +130,7 @@ impl Run {
     }
 
     /// How results get to the caller's memory. In place they are in the cache, where the input was just read.
-    fn hand_over(&self) -> fn(*const u8, layout::Run, *mut u8) {
+    pub(super) fn hand_over(&self) -> fn(*const u8, layout::Run, *mut u8) {
         if self.longest >= STREAMED_BYTES && !self.layout.in_place { copy_streaming } else { copy }
     }
 
@@ -204,7 +236,7 @@ impl Run {
     /// Combines `bytes` of all sources, which are in rank order, a piece at a time. The next piece is fetched meanwhile:
     /// loads from a peer's cache take long, and a loop that stores as well cannot have many under way where its addresses
     /// happen to be alike in their last 12 bits, by which the processor takes a load for one of what was just stored.
-    fn reduce(&self, memory: &Memory<'_>, target: *mut u8, sources: &[*const u8], bytes: usize) {
+    pub(super) fn reduce(&self, memory: &Memory<'_>, target: *mut u8, sources: &[*const u8], bytes: usize) {
         let fetch = |start: usize| {
             let others = sources.iter().enumerate().filter(|(rank, _)| *rank != self.layout.rank);
             for (_, source) in others {
@@ -222,7 +254,7 @@ impl Run {
         }
     }
 
-    fn reduce_piece(&self, memory: &Memory<'_>, target: *mut u8, sources: &[*const u8], bytes: usize) {
+    pub(super) fn reduce_piece(&self, memory: &Memory<'_>, target: *mut u8, sources: &[*const u8], bytes: usize) {
         let count = bytes / self.layout.width;
         // SAFETY: the layout keeps every run inside the caller's buffers, whose lengths are the call's, and inside the
         // boards' payloads, stages and results, which are mapped as long as the communicator's parts. The peers do not

@@ -12,11 +12,15 @@ use crate::sys::process;
 use crate::transport::board::{Board, Neighbour, Part};
 use crate::types::{Algorithm, Collective, DataType, Deadline, Error, ReduceOp, Reduction, Result, Signature, Tag};
 
-/// Words that each rank tells: the part it took and its epoch, or whether it sees all the others'; and its processors.
+/// Words that each rank tells: the part it took and its epoch, or what it sees of the others'; and its processors.
 const WORDS: usize = 2 + PROCESSORS / 64;
 
 /// How many processors are told of, one bit each.
 const PROCESSORS: usize = 256;
+
+/// It sees all the others' parts; and it has mapped their heaps.
+const SEES: u64 = 1;
+const MAPS: u64 = 2;
 
 /// What a rank tells that has no part.
 const NONE: u64 = u64::MAX;
@@ -88,7 +92,7 @@ impl SetUp {
         match (self.round, &self.board) {
             (0, Some((_, index, part))) => [own[0], own[1]] = [*index as u64, part.epoch()],
             (0, None) => own[0] = NONE,
-            _ => own[0] = u64::from(self.peers.is_some()),
+            _ => own[0] = self.seen(),
         }
         own[2..].copy_from_slice(&processors());
         let size = self.members.len();
@@ -142,6 +146,16 @@ impl SetUp {
         self.peers = others.filter(|(rank, _)| *rank != self.rank).map(peer).collect();
     }
 
+    /// What of the others' this rank can use.
+    fn seen(&self) -> u64 {
+        let maps = |peers: &SmallVec<[Peer; MOST_RANKS]>| peers.iter().all(|peer| peer.neighbour.maps_heap());
+        match &self.peers {
+            Some(peers) if maps(peers) => SEES | MAPS,
+            Some(_) => SEES,
+            None => 0,
+        }
+    }
+
     /// How many ranks share how many processors, if that is known.
     pub fn sharing(&self) -> Option<(usize, usize)> {
         self.processors.map(|processors| (self.members.len(), processors))
@@ -159,11 +173,14 @@ impl SetUp {
 
     /// The boards of all, if both allgathers went `well` and all see all; and the operations that waited.
     pub fn finish(mut self, well: bool) -> (Option<InHost>, Vec<usize>) {
-        let ready =
-            well && self.take_table().is_some_and(|table| table.all.chunks_exact(WORDS).all(|words| words[0] == 1));
+        let table = self.take_table().filter(|_| well);
+        let seen = table.map_or(0, |table| table.all.chunks_exact(WORDS).fold(u64::MAX, |seen, words| seen & words[0]));
+        let ready = seen & SEES != 0;
         let held = std::mem::take(&mut self.held);
         let in_host = match (ready, self.board.take(), self.peers.take()) {
-            (true, Some((board, index, part)), Some(peers)) => Some(InHost::new(board, index, part, peers)),
+            (true, Some((board, index, part)), Some(peers)) => {
+                Some(InHost::new(board, index, part, peers, seen & MAPS != 0))
+            }
             (_, board, _) => {
                 self.board = board;
                 None

@@ -1,0 +1,175 @@
+//! Long calls whose memory is read where it is, without a copy into the stage.
+//!
+//! A rank's line tells where in its heap (`transport::heap`), which all others have mapped, its contribution lies, and its
+//! result will. Where the lines of all ranks do, the call goes so. Contributions are combined straight from where they
+//! are, part by part as in the staged way; of an allreduce, the others' parts are then copied from their results.
+//!
+//! A rank ends its call only when all who read its memory have said that they are done. When it gives the call up it does
+//! not wait for them: it takes its line back first, and whoever has read looks at the line again before he believes what he
+//! read, and then leaves the call alone, which will be given up by all (the other half of a sequence lock: see
+//! `transport::board`). Peers can only read. A rank that was left behind in the middle of a call changes nothing.
+
+use std::sync::atomic::{Ordering, fence};
+
+use smallvec::SmallVec;
+
+use super::layout::{self, Cut};
+use super::run::Mode;
+use super::{Count, InHost, MOST_RANKS, Memory, Peer, Run, Trouble};
+
+/// How many steps a call makes before short ones have their turn.
+const STEPS: usize = 4;
+
+/// What the first word of a line says whose call can go so. The others are the places of contribution and result.
+const READY: u64 = 1;
+
+/// Where a peer's memory is seen here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source {
+    pub rank: usize,
+    from: *const u8,
+    to: *const u8,
+}
+
+impl InHost {
+    /// What this rank's line tells of a long call's memory.
+    pub(super) fn tell(&self, run: &Run, memory: &Memory<'_>) -> [u64; 3] {
+        let layout = run.layout();
+        let Some(heap) = self.board.heap().filter(|_| self.maps_heaps && layout.can_be_read_directly()) else {
+            return [0; 3];
+        };
+        // Where there is nothing to read, any place will do.
+        let place = |start: *const u8, bytes: usize| if bytes == 0 { Some(0) } else { heap.offset_of(start, bytes) };
+        let shown = layout.shown();
+        match (place(memory.from.wrapping_add(shown.start), shown.bytes), place(memory.to, layout.result_bytes())) {
+            (Some(from), Some(to)) => [READY, from, to],
+            _ => [0; 3],
+        }
+    }
+
+    /// Decides, with the lines of all, which way a long call goes.
+    pub(super) fn decide(&self, run: &Run) -> Result<Mode, Trouble> {
+        let mut sources = SmallVec::<[Source; MOST_RANKS]>::new();
+        for peer in &self.peers {
+            let [READY, from, to] = peer.part.told(run.line as usize) else { return Ok(Mode::Staged) };
+            let (shown, results) = run.layout().read_of(peer.rank);
+            let place = |offset, bytes| peer.neighbour.heap_at(offset, bytes).ok_or(Trouble::Broken(peer.rank));
+            let place = |offset, bytes| if bytes == 0 { Ok(std::ptr::null()) } else { place(offset, bytes) };
+            sources.push(Source { rank: peer.rank, from: place(from, shown)?, to: place(to, results)? });
+        }
+        Ok(Mode::Direct(sources))
+    }
+
+    /// Moves a call on whose memory is read where it is. Returns whether anything moved, and its outcome if it has ended.
+    pub(super) fn move_directly(&mut self, run: &mut Run, memory: &Memory<'_>) -> (bool, Option<Result<(), Trouble>>) {
+        let chunks = run.cut.chunks;
+        let mut moved = false;
+        for _ in 0..STEPS {
+            let mut step = false;
+            let shows = run.shows_results_on_board();
+            if run.combined < chunks && (!shows || self.has_room(run.base + run.combined)) {
+                run.combine_directly(memory, self.own.result(run.base + run.combined));
+                if self.has_given_up(run) {
+                    return (moved, None);
+                }
+                run.combined += 1;
+                if run.has_results() {
+                    self.publish(Count::Combined, run.base + run.combined);
+                }
+                step = true;
+            }
+            if run.done < run.combined && (!run.collects() || self.all_have(run, Count::Combined, run.done)) {
+                if shows {
+                    let chunk = run.base + run.done;
+                    run.collect(memory, |rank| self.peer(rank).map(|peer| peer.part.result(chunk).cast_const()));
+                } else {
+                    run.collect_directly(memory);
+                }
+                if self.has_given_up(run) {
+                    return (moved, None);
+                }
+                run.done += 1;
+                self.publish(Count::Done, run.base + run.done);
+                step = true;
+            }
+            if !step {
+                break;
+            }
+            self.wake();
+            moved = true;
+        }
+        if run.done == chunks && !self.peers.iter().any(|peer| self.is_still_reading(run, peer)) {
+            return (true, Some(self.believe(run)));
+        }
+        (moved, None)
+    }
+
+    /// Whether a peer may read this rank's memory yet.
+    pub(super) fn is_still_reading(&self, run: &Run, peer: &Peer) -> bool {
+        let end = run.base + run.cut.chunks;
+        run.layout().is_read_by(peer.rank) && !peer.part.has_counted(Count::Done, end)
+    }
+
+    /// After a look at the others' memory: whether one of them has given the call up, so that what was read does not
+    /// count. The call rests then, until this rank hears of it.
+    fn has_given_up(&self, run: &Run) -> bool {
+        fence(Ordering::Acquire);
+        !self.peers.iter().all(|peer| peer.part.shows_line(run.line))
+    }
+}
+
+impl Run {
+    /// As [`combine`](Self::combine), from where the contributions are. What lies in the target before does not count: a
+    /// rest is made again from the start, or never.
+    fn combine_directly(&self, memory: &Memory<'_>, result: *mut u8) {
+        let Mode::Direct(sources) = &self.mode else { return };
+        let layout = self.layout();
+        if self.copies() {
+            for source in sources {
+                if let Some((run, target)) = self.cut.taken_directly(layout, self.combined, source.rank) {
+                    self.hand_over()(source.from, run, memory.to.wrapping_add(target));
+                }
+            }
+            if let Some((run, target)) = self.cut.own(layout, self.combined) {
+                self.hand_over()(memory.from, run, memory.to.wrapping_add(target));
+            }
+            return;
+        }
+        // What this rank combines of each contribution, and where its own lies and the result goes.
+        let (run, own, target) = if self.has_results() {
+            let (run, _) = self.cut.share(layout, self.combined, layout.rank);
+            let target = if self.shows_results_on_board() { result } else { memory.to.wrapping_add(run.start) };
+            (run, run, target)
+        } else {
+            let taken = self.cut.taken_directly(layout, self.combined, layout.rank);
+            let (Some((run, target)), Some((own, _))) = (taken, self.cut.own(layout, self.combined)) else { return };
+            (run, own, memory.to.wrapping_add(target))
+        };
+        let mut pointers: SmallVec<[*const u8; MOST_RANKS]> =
+            sources.iter().map(|source| source.from.wrapping_add(run.start)).collect();
+        pointers.insert(layout.rank, memory.from.wrapping_add(own.start));
+        self.reduce(memory, target, &pointers, run.bytes);
+        if self.shows_results_on_board() && layout.taken(layout.rank).is_some() {
+            let whole = layout::Run { start: 0, bytes: run.bytes };
+            self.hand_over()(result, whole, memory.to.wrapping_add(run.start));
+        }
+    }
+
+    /// Copies the others' results of the next chunk from where they are.
+    fn collect_directly(&self, memory: &Memory<'_>) {
+        let Mode::Direct(sources) = &self.mode else { return };
+        for source in sources.iter().filter(|_| self.collects()) {
+            let (run, _) = self.cut.share(self.layout(), self.done, source.rank);
+            self.hand_over()(source.to, run, memory.to.wrapping_add(run.start));
+        }
+    }
+
+    /// Goes the way that was decided. Returns how many chunks that makes.
+    pub(super) fn go(&mut self, mode: Mode) -> u64 {
+        if matches!(mode, Mode::Direct(_)) {
+            self.cut = Cut::direct(self.layout());
+        }
+        self.mode = mode;
+        self.cut.chunks
+    }
+}
