@@ -1,7 +1,7 @@
 """Times all_reduce of torch.distributed's Gloo backend, float32 with sum: `gloo_allreduce.py MILLISECONDS BYTES...`.
 
-Prints, for each size given, the bytes and the median and 99th percentile of the slowest rank's time in microseconds. One
-process a rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. One size takes about as long as the first
+Prints, for each size given, the bytes and the median and 99th percentile of the slowest rank's time in microseconds.
+One process a rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. One size takes about as long as the first
 argument says.
 """
 
