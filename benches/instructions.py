@@ -53,14 +53,16 @@ def program() -> Path:
     command = ["cargo", "build", "--release", "--locked", "--bench", "instructions", "--message-format", "json"]
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     messages = [json.loads(line) for line in built.splitlines() if line.startswith("{")]
-    found = [message["executable"] for message in messages if message.get("executable")]
+    # The command line's binary is built along, and named too.
+    named = [message for message in messages if message.get("target", {}).get("name") == "instructions"]
+    found = [message["executable"] for message in named if message.get("executable")]
     return Path(found[-1])
 
 
 def instructions(binary: Path, path: str, times: int, slower: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={folder}/out"]
-        # Allocation and hashing must not depend on where the system happens to put things.
+        # Nothing of the user's environment may be counted.
         environment = {"PATH": os.environ["PATH"], "SLOWER_PATH": slower}
         ended = subprocess.run(
             [*valgrind, str(binary), path, str(times)], capture_output=True, text=True, env=environment, timeout=300
