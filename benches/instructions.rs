@@ -19,8 +19,13 @@ use phalanx::types::{
 };
 use phalanx::wire::frame::{Frame, Header};
 
-/// Each path with the function that makes its work ready, and then does it once a call.
-const PATHS: [(&str, fn() -> Work); 10] = [
+/// What a path does: once a call.
+type Work = Box<dyn FnMut()>;
+
+/// Each path with the function that makes its work ready.
+type Path = (&'static str, fn() -> Work);
+
+const PATHS: [Path; 10] = [
     ("frame", frame),
     ("plan-ring", || planned(Algorithm::Ring)),
     ("plan-two-shot", || planned(Algorithm::TwoShot)),
@@ -32,8 +37,6 @@ const PATHS: [(&str, fn() -> Work); 10] = [
     ("message-reduce", || message(reduction())),
     ("front-door", front_door),
 ];
-
-type Work = Box<dyn FnMut()>;
 
 /// Bytes of a message: few, so that the C library's copies, which differ by processor, do not count.
 const MESSAGE: usize = 64;

@@ -50,8 +50,8 @@ def log_plot(
     """
     import matplotlib
 
-    # Text stays text: a tenth of the size, and it can be searched. The salt makes the same names in every file. One family
-    # of letters: every piece of text would name all that matplotlib knows.
+    # Text stays text: a tenth of the size, and it can be searched. The salt makes the same names in every file. One
+    # family of letters: every piece of text would name all that matplotlib knows.
     fonts = {"font.size": 9, "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"]}
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "phalanx", **fonts})
     from matplotlib.backends.backend_svg import FigureCanvasSVG
