@@ -9,6 +9,7 @@ use phalanx::types::{
     TransportKind,
 };
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One short enough to be copied beside its header, the longest short one, and two long ones.
 const BYTES: [usize; 4] = [8, 64 << 10, 256 << 10, 8 << 20];
@@ -84,5 +85,15 @@ fn messages(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, messages);
+/// Short: changes are looked for by comparing, and `--measurement-time` makes it longer.
+fn short() -> Criterion {
+    let (warm_up, measurement) = (Duration::from_millis(100), Duration::from_millis(500));
+    Criterion::default().warm_up_time(warm_up).measurement_time(measurement).sample_size(20)
+}
+
+criterion_group! {
+    name = benches;
+    config = short();
+    targets = messages
+}
 criterion_main!(benches);

@@ -6,6 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use phalanx::reduce::{cast, combine, reduce};
 use phalanx::types::{DataType, Finish, Order, ReduceOp, Reduction};
 use std::hint::black_box;
+use std::time::Duration;
 
 /// In the nearest cache, in a core's own, in a shared one, and in memory.
 const BYTES: [usize; 4] = [8 << 10, 128 << 10, 2 << 20, 32 << 20];
@@ -59,5 +60,15 @@ fn arithmetic(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, arithmetic);
+/// Short: changes are looked for by comparing, and `--measurement-time` makes it longer.
+fn short() -> Criterion {
+    let (warm_up, measurement) = (Duration::from_millis(100), Duration::from_millis(500));
+    Criterion::default().warm_up_time(warm_up).measurement_time(measurement).sample_size(20)
+}
+
+criterion_group! {
+    name = benches;
+    config = short();
+    targets = arithmetic
+}
 criterion_main!(benches);

@@ -3,10 +3,11 @@
 //! `sizes` says how large buffers are, `values` what goes in and must come out, `layout` what lies where, `measure` what
 //! each rank does, `figures` and `report` what comes of it. The first process starts this same program once for each rank
 //! (in `namespaces`, if asked) and renders what rank 0 reports; started by a launcher, every process is a rank of that
-//! world, and rank 0 renders itself.
+//! world, and rank 0 renders itself. `limit` measures the memory instead, without ranks.
 
 mod figures;
 mod layout;
+mod limit;
 mod measure;
 mod namespaces;
 mod report;
@@ -101,6 +102,10 @@ pub struct Bench {
     /// Bind each rank to a core of its own; where there are more ranks than cores, none is bound
     #[arg(long, value_name = "WHAT", default_value = "core")]
     bind_to: BindTo,
+    /// Measure what the memory allows instead: threads that share all buffers, f32, sum
+    #[arg(long, conflicts_with_all = ["hosts", "threads", "transport", "algorithm", "dtype", "op", "in_place",
+        "deterministic", "iters", "warmup", "root"])]
+    limit: bool,
     /// Print one JSON object for each size
     #[arg(long)]
     json: bool,
@@ -176,6 +181,9 @@ fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
     let job = arguments.job();
     arguments.check_algorithm()?;
     let ranks = arguments.ranks.unwrap_or(DEFAULT_RANKS);
+    if arguments.limit {
+        return Ok(as_limit(arguments, &job, ranks)?);
+    }
     if arguments.threads {
         job.check(ranks)?;
         return Ok(as_threads(arguments, &job, ranks)?);
@@ -191,6 +199,24 @@ fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
     let start = Start { ranks, variables: Vec::new(), bind: arguments.bind(ranks), hosts, address };
     let mut renderer = arguments.renderer();
     workers::run(start, move |message: Message| renderer.show(&message)).map(ExitCode::from)
+}
+
+/// No ranks: what they could not be faster than.
+fn as_limit(arguments: &Bench, job: &Job, ranks: usize) -> Result<ExitCode> {
+    if job.collective != Collective::Allreduce {
+        return Err(Error::invalid(format!("--limit is that of allreduce, {} given", job.collective)));
+    }
+    limit::check(ranks)?;
+    let mut renderer = arguments.renderer();
+    let mut wrong = 0;
+    for (done, &bytes) in job.sizes.iter().enumerate() {
+        renderer.show(&Message::Size { bytes, done, of: job.sizes.len() });
+        let row = limit::measure(ranks, bytes);
+        wrong += row.wrong;
+        renderer.show(&Message::Row(Box::new(row)));
+    }
+    renderer.show(&Message::End);
+    Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// One rank of a world.
