@@ -89,6 +89,8 @@ pub(super) struct Core {
     pool: ScratchPool,
     events: Vec<Event>,
     messages: Vec<(usize, Message)>,
+    /// How often the endpoints were moved on.
+    rounds: u32,
     /// Operations in flight.
     pub active: usize,
     /// Set whenever an operation ended; cleared by the engine when it has woken the waiting threads.
@@ -106,6 +108,10 @@ pub(super) struct Core {
     /// The communicators whose calls go over boards.
     in_hosts: Vec<Option<Box<InHost>>>,
 }
+
+/// One time in so many, the endpoints are looked at over which nothing is under way: a peer may have something to say
+/// unasked. Each look over TCP is a system call.
+const ROUNDS_PER_LOOK: u32 = 8;
 
 enum Unknown {
     Early(Tag, Signature),
@@ -134,6 +140,7 @@ impl Core {
             pool: ScratchPool::default(),
             events: Vec::new(),
             messages: Vec::new(),
+            rounds: 0,
             active: 0,
             ended: false,
             untold: false,
@@ -281,6 +288,9 @@ impl Core {
             if let Err(error) = posted {
                 return self.fail(slot, error, true);
             }
+            if self.slots[slot].operation.as_ref().is_some_and(|here| here.outstanding > 0 && here.has_local_work()) {
+                self.push();
+            }
             let Some(operation) = &mut self.slots[slot].operation else {
                 return;
             };
@@ -334,13 +344,19 @@ impl Core {
         self.active > 0 || self.untold || self.is_looking()
     }
 
-    /// Moves every endpoint on. Returns whether anything moved.
+    /// Moves the endpoints on: those over which something is under way, and now and then all. Returns whether anything
+    /// moved.
     pub fn progress(&mut self) -> bool {
         let mut moved = false;
+        let all = self.rounds.is_multiple_of(ROUNDS_PER_LOOK);
+        self.rounds = self.rounds.wrapping_add(1);
         for peer in 0..self.peers.len() {
             let Peer::Connected { endpoint, .. } = &mut self.peers[peer] else {
                 continue;
             };
+            if !all && endpoint.is_idle() {
+                continue;
+            }
             let mut events = std::mem::take(&mut self.events);
             moved |= endpoint.progress(&mut events);
             moved |= !events.is_empty();
@@ -353,6 +369,15 @@ impl Core {
             moved |= self.advance_in_host(index);
         }
         moved
+    }
+
+    /// Hands what was posted to the carriers, which move it while this thread works.
+    fn push(&mut self) {
+        for peer in &mut self.peers {
+            if let Peer::Connected { endpoint, .. } = peer {
+                endpoint.push();
+            }
+        }
     }
 
     fn handle_event(&mut self, peer: usize, event: Event) {
@@ -513,6 +538,10 @@ impl Core {
         // After the doorbell is armed: what is written from here on rings.
         for index in 0..self.in_hosts.len() {
             quiet &= !self.advance_in_host(index);
+        }
+        if !quiet {
+            // Whichever endpoint it is.
+            self.rounds = 0;
         }
         quiet
     }

@@ -322,6 +322,13 @@ impl Operation {
         self.outstanding = messages.len();
     }
 
+    /// Whether the current step has local work.
+    pub fn has_local_work(&self) -> bool {
+        let is_local =
+            |instruction: &Instruction| matches!(instruction, Instruction::Copy { .. } | Instruction::Reduce { .. });
+        self.schedule.steps.get(self.step).is_some_and(|step| step.instructions.iter().any(is_local))
+    }
+
     /// Does the local work of the current step.
     pub fn work_locally(&mut self) {
         let schedule = self.schedule.clone();
