@@ -296,9 +296,21 @@ impl Core {
             };
             operation.work_locally();
             if operation.outstanding > 0 {
-                return;
+                return self.look_ahead(slot);
             }
             operation.next_step();
+        }
+    }
+
+    /// Posts what can be posted of a later step.
+    fn look_ahead(&mut self, slot: usize) {
+        let Some(operation) = &mut self.slots[slot].operation else { return };
+        let mut messages = std::mem::take(&mut self.messages);
+        operation.messages_ahead(&mut messages);
+        let posted = messages.drain(..).try_for_each(|(number, message)| self.post(slot, number, message));
+        self.messages = messages;
+        if let Err(error) = posted {
+            self.fail(slot, error, true);
         }
     }
 
@@ -433,7 +445,9 @@ impl Core {
             return;
         }
         if let Some(operation) = &mut place.operation {
+            let was_sending = !operation.only_receives();
             let ends_step = operation.complete(number);
+            let may_look_ahead = was_sending && operation.only_receives();
             if ends_step {
                 operation.next_step();
             }
@@ -442,6 +456,8 @@ impl Core {
             }
             if ends_step {
                 self.run_steps(slot);
+            } else if may_look_ahead {
+                self.look_ahead(slot);
             }
         }
     }

@@ -199,3 +199,30 @@ pub fn set_keepalive(fd: impl AsFd, idle: Duration, interval: Duration, count: u
     sockopt::set_tcp_keepcnt(&fd, count)?;
     Ok(sockopt::set_socket_keepalive(&fd, true)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_within_the_host_are_not_paced() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = tcp_listen(&address.parse().unwrap(), 4).unwrap();
+            let target = local_address(&listener).unwrap();
+            let dialled = tcp_connect(&target, None).unwrap();
+            let mut waiting = [PollFd::new(&listener, PollFlags::IN)];
+            rustix::event::poll(&mut waiting, None).unwrap();
+            let accepted = accept_tcp(&listener).unwrap();
+            for end in [&dialled, &accepted] {
+                assert_eq!(sockopt::tcp_congestion(end).unwrap(), IN_HOST_CONGESTION_CONTROL);
+            }
+        }
+    }
+
+    #[test]
+    fn only_one_address_twice_or_loopback_is_one_host() {
+        let [here, other, loopback] = ["10.0.0.1", "10.0.0.2", "127.0.0.1"].map(|text| text.parse().unwrap());
+        assert!(is_in_host(here, here) && is_in_host(loopback, loopback));
+        assert!(!is_in_host(here, other) && !is_in_host(Ipv4Addr::UNSPECIFIED.into(), other));
+    }
+}

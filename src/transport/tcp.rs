@@ -389,6 +389,27 @@ mod tests {
     }
 
     #[test]
+    fn what_took_everything_says_so() {
+        let (mut lane, sleeper, mut theirs) = link();
+        theirs.write_all(&[1; 100]).unwrap();
+        wait_for(&mut lane, &sleeper, 100);
+        lane.consume(100);
+        assert!(!lane.may_have_more(), "fewer bytes came than there was room for");
+        theirs.write_all(&[1; 2 * HEADERS_BYTES]).unwrap();
+        wait_for(&mut lane, &sleeper, MIN_WINDOW);
+        assert!(lane.may_have_more(), "what is shown is not consumed");
+        drop(theirs);
+        while let Ok(window) = lane.fill(1) {
+            let count = window.len();
+            lane.consume(count);
+            if count == 0 && lane.prepare_sleep(false) {
+                sleeper.sleep(LONG);
+            }
+        }
+        assert!(!lane.may_have_more(), "the end was told");
+    }
+
+    #[test]
     fn room_to_write_wakes() {
         let (mut lane, sleeper, mut theirs) = link();
         let bytes = vec![1; 1 << 20];
