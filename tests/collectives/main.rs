@@ -3,6 +3,7 @@
 mod boards;
 mod failures;
 mod groups;
+mod idle;
 mod handles;
 mod large;
 mod matrix;
