@@ -3,8 +3,8 @@
 mod boards;
 mod failures;
 mod groups;
-mod idle;
 mod handles;
+mod idle;
 mod large;
 mod matrix;
 mod mismatches;
