@@ -91,6 +91,8 @@ pub(super) struct Core {
     pool: ScratchPool,
     events: Vec<Event>,
     messages: Vec<(usize, Message)>,
+    /// How often the endpoints were moved on.
+    rounds: u32,
     /// Operations in flight.
     pub active: usize,
     /// Set whenever an operation ended; cleared by the engine when it has woken the waiting threads.
@@ -106,6 +108,10 @@ pub(super) struct Core {
     /// What this process shows to its peers on the same host.
     board: Box<dyn Fn() -> Option<Arc<Board>> + Send>,
 }
+
+/// One time in so many, the endpoints are looked at over which nothing is under way: a peer may have something to say
+/// unasked. Each look over TCP is a system call.
+const ROUNDS_PER_LOOK: u32 = 8;
 
 enum Unknown {
     Early(Tag, Signature),
@@ -134,6 +140,7 @@ impl Core {
             pool: ScratchPool::default(),
             events: Vec::new(),
             messages: Vec::new(),
+            rounds: 0,
             active: 0,
             ended: false,
             untold: false,
@@ -281,14 +288,29 @@ impl Core {
             if let Err(error) = posted {
                 return self.fail(slot, error, true);
             }
+            if self.slots[slot].operation.as_ref().is_some_and(|here| here.outstanding > 0 && here.has_local_work()) {
+                self.push();
+            }
             let Some(operation) = &mut self.slots[slot].operation else {
                 return;
             };
             operation.work_locally();
             if operation.outstanding > 0 {
-                return;
+                return self.look_ahead(slot);
             }
             operation.next_step();
+        }
+    }
+
+    /// Posts what can be posted of a later step.
+    fn look_ahead(&mut self, slot: usize) {
+        let Some(operation) = &mut self.slots[slot].operation else { return };
+        let mut messages = std::mem::take(&mut self.messages);
+        operation.messages_ahead(&mut messages);
+        let posted = messages.drain(..).try_for_each(|(number, message)| self.post(slot, number, message));
+        self.messages = messages;
+        if let Err(error) = posted {
+            self.fail(slot, error, true);
         }
     }
 
@@ -334,13 +356,19 @@ impl Core {
         self.active > 0 || self.untold || self.is_looking()
     }
 
-    /// Moves every endpoint on. Returns whether anything moved.
+    /// Moves the endpoints on: those over which something is under way, and now and then all. Returns whether anything
+    /// moved.
     pub fn progress(&mut self) -> bool {
         let mut moved = false;
+        let all = self.rounds.is_multiple_of(ROUNDS_PER_LOOK);
+        self.rounds = self.rounds.wrapping_add(1);
         for peer in 0..self.peers.len() {
             let Peer::Connected { endpoint, .. } = &mut self.peers[peer] else {
                 continue;
             };
+            if !all && endpoint.is_idle() {
+                continue;
+            }
             let mut events = std::mem::take(&mut self.events);
             moved |= endpoint.progress(&mut events);
             moved |= !events.is_empty();
@@ -353,6 +381,15 @@ impl Core {
             moved |= self.advance_in_host(index);
         }
         moved
+    }
+
+    /// Hands what was posted to the carriers, which move it while this thread works.
+    fn push(&mut self) {
+        for peer in &mut self.peers {
+            if let Peer::Connected { endpoint, .. } = peer {
+                endpoint.push();
+            }
+        }
     }
 
     fn handle_event(&mut self, peer: usize, event: Event) {
@@ -408,7 +445,9 @@ impl Core {
             return;
         }
         if let Some(operation) = &mut place.operation {
+            let was_sending = !operation.only_receives();
             let ends_step = operation.complete(number);
+            let may_look_ahead = was_sending && operation.only_receives();
             if ends_step {
                 operation.next_step();
             }
@@ -417,6 +456,8 @@ impl Core {
             }
             if ends_step {
                 self.run_steps(slot);
+            } else if may_look_ahead {
+                self.look_ahead(slot);
             }
         }
     }
@@ -513,6 +554,10 @@ impl Core {
         // After the doorbell is armed: what is written from here on rings.
         for index in 0..self.in_hosts.len() {
             quiet &= !self.advance_in_host(index);
+        }
+        if !quiet {
+            // Whichever endpoint it is.
+            self.rounds = 0;
         }
         quiet
     }

@@ -1,10 +1,13 @@
 //! One collective in flight: a schedule, its memory, and how far it has come.
 
+mod ahead;
+
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use self::ahead::{Ahead, received};
 use super::completion::Completion;
 use super::in_host::{self, Layout, Memory, Run};
 use super::scratch::{Scratch, ScratchPool};
@@ -83,6 +86,12 @@ pub(super) struct Operation {
     pub outstanding: usize,
     /// Which instructions of the current step are complete.
     complete: Vec<bool>,
+    /// Sends of the current step that are not complete.
+    sending: usize,
+    /// Tells the messages of the current step from those posted ahead: changes with every step that has messages.
+    is_odd: bool,
+    /// Receives of a later step that are posted already.
+    ahead: Ahead,
     unequal: bool,
     /// The type the schedule runs on: the caller's, or `f32` for widened halves.
     dtype: DataType,
@@ -146,6 +155,9 @@ impl Operation {
             waits: Waits::default(),
             outstanding: 0,
             complete: Vec::new(),
+            sending: 0,
+            is_odd: false,
+            ahead: Ahead::default(),
             unequal: work.unequal,
             dtype: work.dtype,
             widens,
@@ -290,36 +302,65 @@ impl Operation {
         let Some(step) = schedule.steps.get(self.step) else {
             return;
         };
+        let posted = std::mem::take(&mut self.ahead);
+        let is_posted = posted.step == self.step && self.step > 0;
+        self.is_odd ^= step.instructions.iter().any(is_message);
+        (self.outstanding, self.sending) = (0, 0);
         self.complete.clear();
         self.complete.resize(step.instructions.len(), true);
-        for (number, instruction) in step.instructions.iter().enumerate() {
-            let message = match instruction {
-                Instruction::Send { peer, source } => {
-                    Message::Send { peer: *peer, source: self.address(source), bytes: self.bytes(source) }
-                }
-                Instruction::Recv { peer, target } => Message::Recv {
-                    peer: *peer,
-                    target: self.address(target),
-                    bytes: self.bytes(target),
-                    mode: Receive::Store,
-                },
-                Instruction::RecvReduce { peer, target, order, finish } => Message::Recv {
-                    peer: *peer,
-                    target: self.address(target),
-                    bytes: self.bytes(target),
-                    mode: Receive::Reduce(Accumulate {
-                        dtype: self.dtype,
-                        reduction: self.reduction.clone(),
-                        order: *order,
-                        finish: self.finish_if(*finish),
-                    }),
-                },
-                Instruction::Copy { .. } | Instruction::Reduce { .. } => continue,
-            };
-            self.complete[number] = false;
-            messages.push((number, message));
+        for (at, instruction) in step.instructions.iter().enumerate() {
+            let Some(message) = self.message(instruction) else { continue };
+            self.complete[at] = false;
+            if is_posted && received(instruction).is_some() {
+                self.complete[at] = posted.complete.get(at).copied().unwrap_or(false);
+            } else {
+                messages.push((Self::number(at, self.is_odd), message));
+            }
+            self.outstanding += usize::from(!self.complete[at]);
+            self.sending += usize::from(matches!(instruction, Instruction::Send { .. }));
         }
-        self.outstanding = messages.len();
+        if !is_posted {
+            self.ahead = posted;
+        }
+    }
+
+    /// What an instruction is called in a token.
+    fn number(instruction: usize, is_odd: bool) -> usize {
+        instruction << 1 | usize::from(is_odd)
+    }
+
+    /// The message of an instruction, if it is one.
+    fn message(&self, instruction: &Instruction) -> Option<Message> {
+        Some(match instruction {
+            Instruction::Send { peer, source } => {
+                Message::Send { peer: *peer, source: self.address(source), bytes: self.bytes(source) }
+            }
+            Instruction::Recv { peer, target } => Message::Recv {
+                peer: *peer,
+                target: self.address(target),
+                bytes: self.bytes(target),
+                mode: Receive::Store,
+            },
+            Instruction::RecvReduce { peer, target, order, finish } => Message::Recv {
+                peer: *peer,
+                target: self.address(target),
+                bytes: self.bytes(target),
+                mode: Receive::Reduce(Accumulate {
+                    dtype: self.dtype,
+                    reduction: self.reduction.clone(),
+                    order: *order,
+                    finish: self.finish_if(*finish),
+                }),
+            },
+            Instruction::Copy { .. } | Instruction::Reduce { .. } => return None,
+        })
+    }
+
+    /// Whether the current step has local work.
+    pub fn has_local_work(&self) -> bool {
+        let is_local =
+            |instruction: &Instruction| matches!(instruction, Instruction::Copy { .. } | Instruction::Reduce { .. });
+        self.schedule.steps.get(self.step).is_some_and(|step| step.instructions.iter().any(is_local))
     }
 
     /// Does the local work of the current step.
@@ -352,16 +393,32 @@ impl Operation {
         }
     }
 
-    /// Marks a message of the current step complete. Returns whether the step now is.
+    /// Marks a message of the current step, or one posted ahead, complete. Returns whether the step now is.
     pub fn complete(&mut self, number: usize) -> bool {
-        match self.complete.get_mut(number) {
+        let (at, is_odd) = (number >> 1, number & 1 == 1);
+        if is_odd != self.is_odd {
+            if let Some(done) = self.ahead.complete.get_mut(at) {
+                *done = true;
+            }
+            return false;
+        }
+        match self.complete.get_mut(at) {
             Some(done) if !*done => {
                 *done = true;
                 self.outstanding -= 1;
+                let step = self.schedule.steps.get(self.step);
+                let instruction = step.and_then(|step| step.instructions.get(at));
+                self.sending -= usize::from(matches!(instruction, Some(Instruction::Send { .. })));
                 self.outstanding == 0
             }
             _ => false,
         }
+    }
+
+    /// Whether messages of the current step are not complete, and none of them is a send: now and then receives can be
+    /// posted ahead that could not before.
+    pub fn only_receives(&self) -> bool {
+        self.outstanding > 0 && self.sending == 0
     }
 
     /// Moves to the next step.
@@ -424,6 +481,10 @@ impl Operation {
         };
         base.wrapping_add(span.start * self.dtype.size())
     }
+}
+
+fn is_message(instruction: &Instruction) -> bool {
+    peer_of(instruction).is_some()
 }
 
 fn peer_of(instruction: &Instruction) -> Option<usize> {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -93,7 +93,13 @@ fn tcp_socket(address: &SocketAddr) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, Some(rustix::net::ipproto::TCP))?)
 }
 
-/// A non-blocking TCP listener bound to `address`.
+/// The congestion control of connections within one host. Nothing is lost or shared there, so whatever looks for the
+/// speed of the path finds only itself: BBR, the default of some hosts, lets bytes out at the rate that it has measured,
+/// and took up to twice as long. This one is in every kernel, allowed to everyone, and does not pace. It counts only
+/// from before the connection is made: a connection that was paced once stays so.
+const IN_HOST_CONGESTION_CONTROL: &str = "reno";
+
+/// A non-blocking TCP listener bound to `address`, for [`accept_tcp`].
 pub fn tcp_listen(address: &SocketAddr, backlog: i32) -> io::Result<OwnedFd> {
     let fd = tcp_socket(address)?;
     // A port of the last run that is still in TIME_WAIT may be used again; one with a live listener may not.
@@ -102,14 +108,37 @@ pub fn tcp_listen(address: &SocketAddr, backlog: i32) -> io::Result<OwnedFd> {
         sockopt::set_ipv6_v6only(&fd, true)?;
     }
     rustix::net::bind(&fd, address)?;
+    // What is not in its power is left as it is: it costs time, and nothing else.
+    let _ = sockopt::set_tcp_congestion(&fd, IN_HOST_CONGESTION_CONTROL);
     rustix::net::listen(&fd, backlog)?;
     Ok(fd)
+}
+
+/// Takes a waiting connection from a TCP listener, as [`accept`]. One from another host gets the congestion control that
+/// this host uses.
+pub fn accept_tcp(listener: impl AsFd) -> io::Result<OwnedFd> {
+    let fd = accept(listener)?;
+    let (ours, theirs) = (local_address(&fd)?, peer_address(&fd)?);
+    if !is_in_host(ours.ip(), theirs.ip()) {
+        // A new socket has it.
+        let usual = tcp_socket(&ours).and_then(|new| Ok(sockopt::tcp_congestion(new)?));
+        let _ = usual.map(|name| sockopt::set_tcp_congestion(&fd, &name));
+    }
+    Ok(fd)
+}
+
+/// Whether a connection between two addresses, one of them this host's, never leaves it.
+fn is_in_host(ours: IpAddr, theirs: IpAddr) -> bool {
+    ours == theirs || theirs.is_loopback()
 }
 
 /// Begins to connect to `address`, from the local address `from` if given (its port is ignored). The socket becomes
 /// writable when the outcome is known: [`take_error`].
 pub fn tcp_connect(address: &SocketAddr, from: Option<SocketAddr>) -> io::Result<OwnedFd> {
     let fd = tcp_socket(address)?;
+    if is_in_host(from.map_or(Ipv4Addr::UNSPECIFIED.into(), |from| from.ip()), address.ip()) {
+        let _ = sockopt::set_tcp_congestion(&fd, IN_HOST_CONGESTION_CONTROL);
+    }
     if let Some(mut from) = from {
         // The port is then chosen when the target is known, so that it need not be free towards all targets.
         set_bind_address_no_port(&fd)?;
@@ -169,4 +198,31 @@ pub fn set_keepalive(fd: impl AsFd, idle: Duration, interval: Duration, count: u
     sockopt::set_tcp_keepintvl(&fd, interval)?;
     sockopt::set_tcp_keepcnt(&fd, count)?;
     Ok(sockopt::set_socket_keepalive(&fd, true)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_within_the_host_are_not_paced() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = tcp_listen(&address.parse().unwrap(), 4).unwrap();
+            let target = local_address(&listener).unwrap();
+            let dialled = tcp_connect(&target, None).unwrap();
+            let mut waiting = [PollFd::new(&listener, PollFlags::IN)];
+            rustix::event::poll(&mut waiting, None).unwrap();
+            let accepted = accept_tcp(&listener).unwrap();
+            for end in [&dialled, &accepted] {
+                assert_eq!(sockopt::tcp_congestion(end).unwrap(), IN_HOST_CONGESTION_CONTROL);
+            }
+        }
+    }
+
+    #[test]
+    fn only_one_address_twice_or_loopback_is_one_host() {
+        let [here, other, loopback] = ["10.0.0.1", "10.0.0.2", "127.0.0.1"].map(|text| text.parse().unwrap());
+        assert!(is_in_host(here, here) && is_in_host(loopback, loopback));
+        assert!(!is_in_host(here, other) && !is_in_host(Ipv4Addr::UNSPECIFIED.into(), other));
+    }
 }

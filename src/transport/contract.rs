@@ -134,6 +134,15 @@ pub trait Endpoint: Send {
     /// moved.
     fn progress(&mut self, events: &mut Vec<Event>) -> bool;
 
+    /// Hands to the carrier, of what is posted, as much as it takes now. What that brings about is told by `progress`.
+    fn push(&mut self) {}
+
+    /// Whether nothing is under way here, so that only what the peer does unasked can move it. `progress` is due then
+    /// only now and then.
+    fn is_idle(&self) -> bool {
+        false
+    }
+
     /// Prepares for sleep (clause 13).
     fn prepare_sleep(&mut self) -> bool;
 

@@ -44,6 +44,12 @@ pub trait Lane: Send {
     /// `target .. target + bytes` must be writable, and read or written by nobody else during the call.
     unsafe fn read_into(&mut self, target: *mut u8, bytes: usize) -> Result<usize, LaneError>;
 
+    /// Whether another look may find bytes, or the end, that the last one did not: false when that one took everything
+    /// that had arrived.
+    fn may_have_more(&self) -> bool {
+        true
+    }
+
     /// Returns true when nothing can be read now (nor written, if `wants_write`), and from then on the arrival of
     /// bytes or their closing (or room to write, if `wants_write`) wakes the sleeper. False means: try again.
     fn prepare_sleep(&mut self, wants_write: bool) -> bool;

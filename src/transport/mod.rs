@@ -27,6 +27,8 @@
 //! 13. **Sleeping.** `prepare_sleep` returns true when nothing can be done until the peer acts; from then on whatever
 //!     the peer does wakes the sleeper. False means: call `progress` again.
 //! 14. **Nothing a peer sends is believed**: lengths, indices and counts are checked before use.
+//! 15. **Push and idle.** `push` hands the carrier what it takes now and moves nothing else; what that brings about is
+//!     told by `progress`. While `is_idle` is true, nothing that was posted waits for `progress`.
 
 mod atomic;
 pub mod board;

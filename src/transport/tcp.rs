@@ -29,6 +29,16 @@ pub const WINDOW_BYTES: usize = 128 << 10;
 
 const _: () = assert!(WINDOW_BYTES >= 2 * MIN_WINDOW);
 
+/// How much is received at once where a header is looked for: many short messages. More of a long one would only be
+/// copied a second time on its way to its place.
+const HEADERS_BYTES: usize = 16 << 10;
+
+/// How much of what follows a long payload is received in one call with it: the next header, and no long payload.
+const SPARE_BYTES: usize = 4 << 10;
+
+/// What is asked for at most where a header is looked for.
+const SHORT: usize = 256;
+
 /// How long a connection is silent before it is probed.
 pub const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 
@@ -50,6 +60,8 @@ pub struct TcpLane {
     /// The part of the window that has arrived and is not consumed.
     start: usize,
     end: usize,
+    /// The last call to receive was given less than it had room for: there was no more.
+    drained: bool,
     /// Why nothing more will arrive.
     read_end: Option<LaneError>,
     /// Why nothing more can be written. Told by the reading side after everything that arrived: the peer may have said
@@ -74,6 +86,7 @@ impl TcpLane {
             window: vec![0; WINDOW_BYTES].into(),
             start: 0,
             end: 0,
+            drained: false,
             read_end: None,
             write_end: None,
             write_wanted: false,
@@ -104,8 +117,8 @@ impl TcpLane {
         }
     }
 
-    /// Receives into the free part of the window. Whether anything came.
-    fn receive(&mut self) -> bool {
+    /// Receives into the free part of the window, `most` bytes at most. Whether anything came.
+    fn receive(&mut self, most: usize) -> bool {
         if self.read_end.is_some() {
             return false;
         }
@@ -118,9 +131,11 @@ impl TcpLane {
         if self.end == self.window.len() {
             return false;
         }
-        let outcome = socket::recv(&self.socket, &mut self.window[self.end..]);
+        let room = self.window.len().min(self.end + most);
+        let outcome = socket::recv(&self.socket, &mut self.window[self.end..room]);
         let count = self.note_received(outcome);
         self.end += count;
+        self.drained = self.end < room;
         count > 0
     }
 
@@ -162,7 +177,7 @@ impl Lane for TcpLane {
     fn fill(&mut self, wanted: usize) -> Result<&[u8], LaneError> {
         debug_assert!(wanted <= MIN_WINDOW);
         if self.window_bytes() < wanted {
-            self.receive();
+            self.receive(if wanted <= SHORT { HEADERS_BYTES } else { WINDOW_BYTES });
             // What arrived before the end is shown, and the end once that is consumed.
             if self.window_bytes() == 0
                 && let Some(end) = self.read_end.clone()
@@ -194,9 +209,12 @@ impl Lane for TcpLane {
             (self.start, self.end) = (0, 0);
             let left = bytes - from_window;
             // SAFETY: the rest of the target, by the caller's promise.
-            let outcome = unsafe { socket::recv_two(&self.socket, target.add(from_window), left, &mut self.window) };
+            let outcome = unsafe {
+                socket::recv_two(&self.socket, target.add(from_window), left, &mut self.window[..SPARE_BYTES])
+            };
             let count = self.note_received(outcome);
             self.end = count.saturating_sub(left);
+            self.drained = count < left + SPARE_BYTES;
             if count > 0 {
                 return Ok(from_window + count.min(left));
             }
@@ -207,11 +225,15 @@ impl Lane for TcpLane {
         }
     }
 
+    fn may_have_more(&self) -> bool {
+        !self.drained || self.window_bytes() > 0 || (self.read_end.is_some() && !self.end_told)
+    }
+
     fn prepare_sleep(&mut self, wants_write: bool) -> bool {
         // The sleeper is told of arrivals as they happen, so what arrived before must be taken now. A full window
         // waits for its consumer, and is known to it.
         let had_ended = self.read_end.is_some();
-        let came = self.receive();
+        let came = self.receive(WINDOW_BYTES);
         let ends_now = self.read_end.is_some() && !had_ended;
         let end_is_next = self.read_end.is_some() && !self.end_told && self.window_bytes() == 0;
         if came || ends_now || end_is_next {
@@ -364,6 +386,27 @@ mod tests {
             next += wanted;
         }
         drop(writer.join().unwrap());
+    }
+
+    #[test]
+    fn what_took_everything_says_so() {
+        let (mut lane, sleeper, mut theirs) = link();
+        theirs.write_all(&[1; 100]).unwrap();
+        wait_for(&mut lane, &sleeper, 100);
+        lane.consume(100);
+        assert!(!lane.may_have_more(), "fewer bytes came than there was room for");
+        theirs.write_all(&[1; 2 * HEADERS_BYTES]).unwrap();
+        wait_for(&mut lane, &sleeper, MIN_WINDOW);
+        assert!(lane.may_have_more(), "what is shown is not consumed");
+        drop(theirs);
+        while let Ok(window) = lane.fill(1) {
+            let count = window.len();
+            lane.consume(count);
+            if count == 0 && lane.prepare_sleep(false) {
+                sleeper.sleep(LONG);
+            }
+        }
+        assert!(!lane.may_have_more(), "the end was told");
     }
 
     #[test]

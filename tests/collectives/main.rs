@@ -4,6 +4,7 @@ mod boards;
 mod failures;
 mod groups;
 mod handles;
+mod idle;
 mod large;
 mod matrix;
 mod mismatches;

@@ -220,3 +220,44 @@ impl<'a> Place<'a> {
         (0..self.hosts.count()).map(|host| self.hosts.members(host)[self.local]).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::schedule::{Instruction, PlanRequest, Shape, plan};
+    use crate::types::{Algorithm, Collective};
+
+    const HOSTS: [usize; 4] = [0, 0, 1, 1];
+
+    /// Elements that the first host's ranks send to the second host in an allreduce of `count`.
+    fn leaving(algorithm: Algorithm, count: usize) -> usize {
+        let of_rank = |rank: usize| {
+            let request = PlanRequest {
+                collective: Collective::Allreduce,
+                algorithm,
+                rank,
+                size: HOSTS.len(),
+                root: 0,
+                shape: Shape::Whole(count),
+                in_place: false,
+                hosts: &HOSTS,
+                segment: count,
+                deterministic: false,
+            };
+            let schedule = plan(&request).unwrap_or_else(|error| panic!("{error}"));
+            let sent = |instruction: &Instruction| match instruction {
+                Instruction::Send { peer, source } if HOSTS[*peer] == 1 => source.count,
+                _ => 0,
+            };
+            schedule.steps.iter().flat_map(|step| &step.instructions).map(sent).sum::<usize>()
+        };
+        of_rank(0) + of_rank(1)
+    }
+
+    #[test]
+    fn two_hosts_of_two_send_as_little_as_can_be_and_half_of_what_all_with_all_do() {
+        let count = 4 << 20;
+        assert_eq!(leaving(Algorithm::Hierarchical, count), count);
+        assert_eq!(leaving(Algorithm::Ring, count), count * 3 / 2);
+        assert_eq!(leaving(Algorithm::TwoShot, count), count * 2);
+    }
+}

@@ -198,7 +198,7 @@ impl Driver {
             let accepted = match (is_unix, &self.listeners.unix) {
                 (true, Some(listener)) => socket::accept(listener),
                 (true, None) => return,
-                (false, _) => socket::accept(&self.listeners.tcp),
+                (false, _) => socket::accept_tcp(&self.listeners.tcp),
             };
             match accepted {
                 Ok(socket) => {

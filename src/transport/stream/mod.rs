@@ -324,6 +324,22 @@ impl Endpoint for StreamEndpoint {
         moved
     }
 
+    fn push(&mut self) {
+        if !self.over && self.core.violation.is_none() {
+            self.write_lanes();
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let core = &self.core;
+        core.sends.is_empty()
+            && core.recvs.is_empty()
+            && core.pending.is_empty()
+            && core.violation.is_none()
+            && self.is_drained()
+            && self.lanes.iter().all(|lane| !lane.reader.has_more)
+    }
+
     fn prepare_sleep(&mut self) -> bool {
         if self.over {
             return true;

@@ -92,6 +92,9 @@ impl Reader {
         let (mut bytes, mut frames) = (0, 0);
         self.has_more = false;
         while bytes < core.config.turn_bytes && frames < core.config.turn_frames {
+            if bytes > 0 && !lane.may_have_more() {
+                return Ok(true);
+            }
             if let Some(payload) = &mut self.payload {
                 let count = core.pull(lane, payload)?;
                 bytes += count;

@@ -171,3 +171,35 @@ mod choppy_and_tight_over_two_lanes {
 
     crate::transport::conformance::suite!(carrier(2, TIGHT, Choppy::wrap));
 }
+
+#[test]
+fn what_is_pushed_arrives_while_the_sender_does_something_else() {
+    let mut pair = pair(1, StreamConfig::for_kind(TransportKind::Inproc), plain);
+    let received = pair.b.recv(tag(1), Memory::new(3000, 0));
+    let sent = pair.a.send(tag(1), Memory::filled(3000, 0, 1));
+    pair.a.endpoint.push();
+    while pair.b.progress() {}
+    assert!(pair.b.has(&Event::Received(received)));
+    assert!(pair.b.take(received).slice() == Memory::filled(3000, 0, 1).slice());
+    assert!(pair.a.progress() && pair.a.has(&Event::Sent(sent)), "told by progress, which others wait for");
+}
+
+#[test]
+fn an_endpoint_is_idle_when_only_the_peer_can_move_it() {
+    let mut pair = pair(2, StreamConfig::for_kind(TransportKind::Inproc), plain);
+    assert!(!pair.a.endpoint.is_idle(), "hello is not said");
+    while pair.a.progress() | pair.b.progress() {}
+    assert!(pair.a.endpoint.is_idle());
+    let received = pair.a.recv(tag(1), Memory::new(8, 0));
+    assert!(!pair.a.endpoint.is_idle());
+    let sent = pair.b.send(tag(1), Memory::filled(8, 0, 1));
+    assert!(!pair.b.endpoint.is_idle());
+    pair.b.endpoint.push();
+    assert!(!pair.b.endpoint.is_idle(), "an event is not told");
+    while pair.a.progress() | pair.b.progress() {}
+    assert!(pair.a.has(&Event::Received(received)) && pair.b.has(&Event::Sent(sent)));
+    pair.a.notify(b"news");
+    assert!(!pair.a.endpoint.is_idle());
+    while pair.a.progress() | pair.b.progress() {}
+    assert!(pair.a.endpoint.is_idle() && pair.b.endpoint.is_idle());
+}
