@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use phalanx::bootstrap::MAX_SIZE;
 use phalanx::schedule::cost::{CostModel, LinkModel};
 use phalanx::schedule::explain::{Question, explain, spread};
+use phalanx::schedule::cost::MOST_RANKS_OF_BOARDS as MOST_RANKS;
 use phalanx::types::Collective;
 use phalanx::{Algorithm, DataType, TransportKind};
 
@@ -104,6 +105,7 @@ impl Explain {
             root: self.root,
             deterministic: self.deterministic,
             algorithm: self.algorithm,
+            boards: self.hosts == 1 && self.transport == TransportKind::Shm && (2..=MOST_RANKS).contains(&self.np),
         };
         let explanation = explain(&question, &model).map_err(|error| error.to_string())?;
         if let Some(path) = &self.svg {

@@ -13,7 +13,7 @@ use super::handle::Handle;
 use super::plans::{Plan, Plans};
 use super::world::{Statistics, World};
 use crate::executor::{Layout, MOST_RANKS, Now, Work};
-use crate::schedule::cost::{CostModel, Selection, select};
+use crate::schedule::cost::{Choice, CostModel, Selection, select};
 use crate::schedule::{self, PlanRequest};
 use crate::types::{Algorithm, CommunicatorId, Deadline, Error, ReduceOp, Reduction, Result, Tag, TransportKind, View};
 
@@ -220,6 +220,12 @@ impl Communicator {
         Ok(self.plan(call)?.algorithm)
     }
 
+    /// What is chosen for `call` here, why, and what each alternative would cost. Costs what a choice costs.
+    pub fn choice_for(&self, call: &Call) -> Result<Choice> {
+        call.validate(self.rank(), self.size())?;
+        Ok(self.choose(call))
+    }
+
     /// Starts a call on raw memory. `keep` is kept alive until the operation ends.
     ///
     /// # Errors
@@ -285,13 +291,13 @@ impl Communicator {
     ///
     /// As [`submit`](Self::submit).
     unsafe fn start_blocking(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<Option<Handle>> {
-        let prescales = call.reduction.as_ref().is_some_and(|reduction| reduction.prescale != 1.0);
-        let Some(layout) = self.layout(call).filter(|_| !prescales) else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.start(call, input, output, None, false).map(Some) };
-        };
         let memory = self.check(call, input, output)?;
         let plan = self.plan(call)?;
+        let prescales = call.reduction.as_ref().is_some_and(|reduction| reduction.prescale != 1.0);
+        let Some(layout) = self.layout(call, &plan).filter(|_| !prescales) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.begin(call, plan, memory, None, false).map(Some) };
+        };
         let none = Reduction::new(ReduceOp::Sum);
         let now = Now {
             communicator: self.inner.id,
@@ -326,6 +332,21 @@ impl Communicator {
     ) -> Result<Handle> {
         let memory = self.check(call, input, output)?;
         let plan = self.plan(call)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.begin(call, plan, memory, keep, detached) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit), for the memory of a call that was checked.
+    unsafe fn begin(
+        &self,
+        call: &Call,
+        plan: Plan,
+        memory: Memory,
+        keep: Option<Box<dyn Any + Send>>,
+        detached: bool,
+    ) -> Result<Handle> {
         let world = &self.inner.world;
         world.count_operation(memory.bytes(call));
         let work = self.work(call, plan, memory, keep);
@@ -352,6 +373,7 @@ impl Communicator {
 
     fn work(&self, call: &Call, plan: Plan, memory: Memory, keep: Option<Box<dyn Any + Send>>) -> Work {
         let Memory { input, input_count, output, output_count } = memory;
+        let layout = self.layout(call, &plan);
         let (reduction, spoilt) = guarded(call.reduction.clone().unwrap_or(Reduction::new(ReduceOp::Sum)));
         Work {
             tag: Tag { communicator: self.inner.id, sequence: 0 },
@@ -368,14 +390,19 @@ impl Communicator {
             deadline: self.deadline(),
             spoilt,
             keep,
-            layout: self.layout(call),
+            layout,
         }
     }
 
-    /// How the call lies in memory, if it may go over the boards of ranks on one host.
-    fn layout(&self, call: &Call) -> Option<Layout> {
+    /// Whether the call may go over the boards of ranks on one host.
+    fn may_use_boards(&self, call: &Call) -> bool {
         let is_users = call.reduction.as_ref().is_some_and(|reduction| reduction.op == ReduceOp::User);
-        if !self.inner.in_host || is_users || self.settings.algorithm.is_some() {
+        self.inner.in_host && !is_users && !call.is_unequal()
+    }
+
+    /// How the call lies in memory, if it goes over boards.
+    fn layout(&self, call: &Call, plan: &Plan) -> Option<Layout> {
+        if plan.algorithm != Algorithm::Boards {
             return None;
         }
         Some(Layout {
@@ -393,29 +420,36 @@ impl Communicator {
         Deadline::after(Instant::now(), self.settings.timeout)
     }
 
+    fn choose(&self, call: &Call) -> Choice {
+        let Settings { algorithm: forced, deterministic, .. } = self.settings;
+        let size = self.size();
+        let selection = Selection {
+            collective: call.collective,
+            elements: call.selection_elements(size),
+            dtype: call.dtype,
+            size,
+            hosts: &self.inner.view.hosts,
+            equal: !call.is_unequal(),
+            deterministic,
+            forced,
+            boards: self.may_use_boards(call),
+        };
+        select(&selection, &self.inner.model)
+    }
+
     fn plan(&self, call: &Call) -> Result<Plan> {
         let Settings { algorithm: forced, deterministic, .. } = self.settings;
-        self.inner.plans.get(call, forced, deterministic, || {
+        let boards = self.may_use_boards(call);
+        self.inner.plans.get(call, (forced, deterministic, boards), || {
             let (rank, size) = (self.rank(), self.size());
             let blocks = call.blocks(size);
             let shape = call.shape(&blocks);
             let hosts = &self.inner.view.hosts;
-            let unequal = call.is_unequal();
-            let selection = Selection {
-                collective: call.collective,
-                elements: call.selection_elements(size),
-                dtype: call.dtype,
-                size,
-                hosts,
-                equal: !unequal,
-                deterministic,
-                forced,
-            };
-            let choice = select(&selection, &self.inner.model);
+            let choice = self.choose(call);
             tracing::debug!(call = ?call.collective, algorithm = %choice.algorithm, reason = choice.reason, "planned");
             let request = PlanRequest {
                 collective: call.collective,
-                algorithm: choice.algorithm,
+                algorithm: choice.schedule,
                 rank,
                 size,
                 root: call.root,

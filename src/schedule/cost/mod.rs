@@ -7,10 +7,12 @@
 //! R. Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994; A. Alexandrov, M. Ionescu,
 //! K. Schauser and C. Scheiman, "LogGP", JPDC 44(1), 1997.
 
+mod boards;
 mod formula;
 mod select;
 mod simulate;
 
+pub use boards::MOST_RANKS_OF_BOARDS;
 pub use formula::{Estimate, estimate};
 pub use select::{Choice, Selection, select};
 pub(super) use select::{micros, width_on_the_wire};

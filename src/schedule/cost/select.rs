@@ -2,7 +2,7 @@
 
 use super::super::plan::partials_travel;
 use super::super::{Hosts, algorithms_for};
-use super::{CostModel, Estimate, estimate};
+use super::{CostModel, Estimate, boards, estimate};
 use crate::types::{Algorithm, Collective, DataType};
 
 /// What the choice depends on. Every field, and the cost model too, must be the same on all ranks, or messages would
@@ -26,6 +26,8 @@ pub struct Selection<'a> {
     pub deterministic: bool,
     /// The algorithm the user asked for, if any.
     pub forced: Option<Algorithm>,
+    /// Whether the call may go over the boards of ranks on one host.
+    pub boards: bool,
 }
 
 /// An algorithm, and why it was chosen.
@@ -33,6 +35,9 @@ pub struct Selection<'a> {
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,
+    /// The one that a plan is made for: the same, unless the call goes over boards. Then it is what stands in for them where
+    /// the ranks find that they do not see each other's.
+    pub schedule: Algorithm,
     /// Why, in words.
     pub reason: String,
     /// Elements of a segment, for [`PlanRequest::segment`](super::super::PlanRequest::segment).
@@ -65,11 +70,29 @@ pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
         })
         .collect();
     alternatives.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
-    let (algorithm, reason) = decide(selection, &hosts, &alternatives);
-    let bytes = alternatives.iter().find(|(other, _)| *other == algorithm).map_or(0.0, |(_, cost)| cost.segment);
-    let width = width_on_the_wire(selection, algorithm, &hosts) as f64;
-    let segment = if bytes > 0.0 { (bytes / width).ceil() as usize } else { selection.elements };
-    Choice { algorithm, reason, segment: segment.max(1), alternatives }
+    let (schedule, mut reason) = decide(selection, &hosts, &alternatives);
+    let cost_of = |algorithm| alternatives.iter().find(|(other, _)| *other == algorithm).map(|(_, cost)| *cost);
+    let planned = cost_of(schedule).unwrap_or_default();
+    let width = width_on_the_wire(selection, schedule, &hosts) as f64;
+    let segment = if planned.segment > 0.0 { (planned.segment / width).ceil() as usize } else { selection.elements };
+    let mut algorithm = schedule;
+    if selection.boards && selection.collective != Collective::SendRecv {
+        let bytes = selection.elements as f64 * selection.dtype.size() as f64;
+        let boards = boards::estimate(selection.collective, bytes, selection.size, model);
+        let at = alternatives.partition_point(|(_, cost)| cost.seconds < boards.seconds);
+        alternatives.insert(at, (Algorithm::Boards, boards));
+        let (ours, theirs) = (micros(boards.seconds), micros(planned.seconds));
+        match selection.forced {
+            Some(Algorithm::Boards) => (algorithm, reason) = (Algorithm::Boards, "asked for".into()),
+            Some(forced) if forced == schedule => {}
+            _ if boards.seconds <= planned.seconds => {
+                algorithm = Algorithm::Boards;
+                reason = format!("straight through shared memory; {ours} by formula, against {theirs} for {schedule}");
+            }
+            _ => reason = format!("{reason}; boards would take {ours}"),
+        }
+    }
+    Choice { algorithm, schedule, reason, segment: segment.max(1), alternatives }
 }
 
 /// Bytes of an element as it travels: halves are twice as wide where partial results are.
@@ -144,6 +167,7 @@ mod tests {
             equal: true,
             deterministic: false,
             forced: None,
+            boards: false,
         }
     }
 

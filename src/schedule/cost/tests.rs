@@ -103,6 +103,7 @@ fn the_choice_is_near_the_best() {
                         equal: true,
                         deterministic,
                         forced: None,
+                        boards: false,
                     };
                     let choice = select(&selection, &model);
                     let time = |algorithm: Algorithm| {
