@@ -13,7 +13,7 @@ use super::handle::Handle;
 use super::plans::{Plan, Plans};
 use super::world::{Statistics, World};
 use crate::executor::{Layout, MOST_RANKS, Now, Work};
-use crate::schedule::cost::{Choice, CostModel, Selection, select};
+use crate::schedule::cost::{Basis, Choice, Selection, select_by};
 use crate::schedule::{self, PlanRequest};
 use crate::types::{Algorithm, CommunicatorId, Deadline, Error, ReduceOp, Reduction, Result, Tag, TransportKind, View};
 
@@ -59,10 +59,10 @@ pub(super) struct Inner {
     pub members: Arc<[usize]>,
     pub rank: usize,
     pub view: View,
-    /// What links cost, for the choice of algorithms: the same on every rank.
-    pub model: CostModel,
+    /// What algorithms are chosen by: the same on every rank.
+    basis: Mutex<Arc<Basis>>,
     /// Whether its calls may go over the boards of ranks on one host.
-    in_host: bool,
+    pub in_host: bool,
     plans: Plans,
     pub points: Mutex<HashMap<CommunicatorId, u64>>,
     /// How many times this communicator was split.
@@ -72,6 +72,17 @@ pub(super) struct Inner {
 }
 
 impl Inner {
+    /// What algorithms are chosen by.
+    pub fn basis(&self) -> Arc<Basis> {
+        self.basis.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Chooses by something else from now on; every rank must do so between the same calls.
+    pub fn choose_by(&self, basis: Basis) {
+        *self.basis.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(basis);
+        self.plans.forget();
+    }
+
     /// Which subgroup of this list of ranks is being made: the same number on each of them.
     pub fn count_subgroup(&self, ranks: &[usize]) -> u64 {
         let mut subgroups = self.subgroups.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,11 +111,11 @@ impl Communicator {
         members: Arc<[usize]>,
         rank: usize,
         view: View,
-        model: CostModel,
+        basis: Arc<Basis>,
         settings: Settings,
     ) -> Result<Self> {
         let one_host = view.hosts.iter().all(|host| *host == view.hosts[0]);
-        let in_host = world.is_connected && one_host && (2..=MOST_RANKS).contains(&members.len());
+        let in_host = world.is_connected && basis.shares_memory && one_host && (2..=MOST_RANKS).contains(&members.len());
         world.engine.add_channel(id, members.clone(), rank, in_host)?;
         let inner = Inner {
             world,
@@ -112,7 +123,7 @@ impl Communicator {
             members,
             rank,
             view,
-            model,
+            basis: Mutex::new(basis),
             in_host,
             plans: Plans::default(),
             points: Mutex::new(HashMap::new()),
@@ -433,8 +444,9 @@ impl Communicator {
             deterministic,
             forced,
             boards: self.may_use_boards(call),
+            inexact: call.is_inexact(),
         };
-        select(&selection, &self.inner.model)
+        select_by(&selection, &self.inner.basis())
     }
 
     fn plan(&self, call: &Call) -> Result<Plan> {

@@ -97,6 +97,11 @@ impl Plans {
         Ok(plan)
     }
 
+    /// Forgets all: they were made by other figures.
+    pub fn forget(&self) {
+        *self.lock() = Known::default();
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

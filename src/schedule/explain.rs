@@ -139,6 +139,7 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
         deterministic,
         forced: question.algorithm,
         boards,
+        inexact: true,
     };
     let choice = select(&selection, model);
     let layout = Hosts::new(hosts, size);

@@ -7,20 +7,26 @@
 //! R. Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994; A. Alexandrov, M. Ionescu,
 //! K. Schauser and C. Scheiman, "LogGP", JPDC 44(1), 1997.
 
+mod basis;
 mod boards;
 mod formula;
 mod select;
 mod simulate;
+mod table;
 
+pub use basis::{Basis, ChoiceMode, Figures, Told, agree};
 pub use boards::{BoardModel, MOST_RANKS_OF_BOARDS};
 pub use formula::{Estimate, estimate};
-pub use select::{Choice, Selection, select};
+pub use select::{Choice, Selection, select, select_by};
 pub(super) use select::{micros, width_on_the_wire};
 pub(super) use simulate::paced;
 pub use simulate::{Prediction, Transfer, simulate};
+pub use table::AlgorithmTable;
+
+use serde::{Deserialize, Serialize};
 
 /// What a message costs over one kind of link.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkModel {
     /// Seconds from the first byte leaving to its arriving, and from an empty message's posting to its end.
     pub latency: f64,

@@ -2,7 +2,7 @@
 
 use super::super::plan::partials_travel;
 use super::super::{Hosts, algorithms_for};
-use super::{CostModel, Estimate, boards, estimate};
+use super::{Basis, ChoiceMode, CostModel, Estimate, boards, estimate};
 use crate::types::{Algorithm, Collective, DataType};
 
 /// What the choice depends on. Every field, and the cost model too, must be the same on all ranks, or messages would
@@ -28,6 +28,8 @@ pub struct Selection<'a> {
     pub forced: Option<Algorithm>,
     /// Whether the call may go over the boards of ranks on one host.
     pub boards: bool,
+    /// Whether the order of a reduction shows in its bits, as with floating point.
+    pub inexact: bool,
 }
 
 /// An algorithm, and why it was chosen.
@@ -58,6 +60,51 @@ const MOST_ONE_SHOT: usize = 1 << 20;
 /// A forced algorithm that does not serve the collective is not an error, since it is usually meant for another
 /// collective of the same program; the reason says so.
 pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
+    select_among(selection, model, Among::Usual)
+}
+
+/// Chooses by what the ranks agreed on: the table first, then the figures.
+///
+/// Where figures were measured, and the order of the reduction would show, only algorithms compete that give the bits of
+/// the one which the built-in figures choose, unless all may.
+pub fn select_by(selection: &Selection<'_>, basis: &Basis) -> Choice {
+    let one_host = selection.hosts.iter().all(|host| *host == selection.hosts[0]);
+    let bytes = selection.elements.saturating_mul(selection.dtype.size());
+    let shared = basis.shares_memory && one_host;
+    let ruled = basis.table.find(selection.collective, selection.size, shared, bytes);
+    let asked = Selection { forced: selection.forced.or(ruled), ..*selection };
+    if asked.forced.is_some() {
+        let mut choice = select(&asked, basis.model());
+        if selection.forced.is_none() && Some(choice.algorithm) == ruled {
+            choice.reason = "the table says so".into();
+        }
+        return choice;
+    }
+    match (&basis.measured, basis.choice) {
+        (None, _) | (_, ChoiceMode::Builtin) => select(selection, &basis.builtin),
+        (Some(measured), ChoiceMode::Measured) if selection.inexact => {
+            let usual = select(selection, &basis.builtin);
+            if usual.algorithm == Algorithm::Boards {
+                return usual;
+            }
+            let scheduled = Selection { boards: false, ..*selection };
+            select_among(&scheduled, measured, Among::SameBits(usual.algorithm))
+        }
+        (Some(measured), _) => select_among(selection, measured, Among::All),
+    }
+}
+
+/// Which algorithms compete.
+#[derive(Clone, Copy)]
+enum Among {
+    /// Among few ranks the direct ones, else all.
+    Usual,
+    /// Those that give the bits of this one.
+    SameBits(Algorithm),
+    All,
+}
+
+fn select_among(selection: &Selection<'_>, model: &CostModel, among: Among) -> Choice {
     let hosts = Hosts::new(selection.hosts, selection.size);
     let mut alternatives: Vec<(Algorithm, Estimate)> = algorithms_for(selection.collective)
         .iter()
@@ -70,7 +117,7 @@ pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
         })
         .collect();
     alternatives.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
-    let (schedule, mut reason) = decide(selection, &hosts, &alternatives);
+    let (schedule, mut reason) = decide(selection, &hosts, &alternatives, among);
     let cost_of = |algorithm| alternatives.iter().find(|(other, _)| *other == algorithm).map(|(_, cost)| *cost);
     let planned = cost_of(schedule).unwrap_or_default();
     let width = width_on_the_wire(selection, schedule, &hosts) as f64;
@@ -103,7 +150,12 @@ pub(in crate::schedule) fn width_on_the_wire(selection: &Selection<'_>, algorith
 }
 
 /// The choice among alternatives that are sorted by time.
-fn decide(selection: &Selection<'_>, hosts: &Hosts, alternatives: &[(Algorithm, Estimate)]) -> (Algorithm, String) {
+fn decide(
+    selection: &Selection<'_>,
+    hosts: &Hosts,
+    alternatives: &[(Algorithm, Estimate)],
+    among: Among,
+) -> (Algorithm, String) {
     let Selection { collective, size, .. } = *selection;
     let Some(&(fastest, _)) = alternatives.first() else {
         return (Algorithm::Linear, format!("{collective} is one instruction"));
@@ -119,9 +171,14 @@ fn decide(selection: &Selection<'_>, hosts: &Hosts, alternatives: &[(Algorithm, 
     if size == 1 {
         return choose(algorithms_for(collective)[0], "one rank has nothing to exchange".into());
     }
-    let few = size <= MOST_DIRECT && collective == Collective::Allreduce;
+    let few = size <= MOST_DIRECT && collective == Collective::Allreduce && matches!(among, Among::Usual);
+    let partial = |algorithm| partials_travel(collective, algorithm, hosts, selection.deterministic);
+    let allowed = |algorithm| match among {
+        Among::SameBits(usual) => algorithm == usual || !partial(algorithm) && !partial(usual),
+        _ => true,
+    };
     let layered = hosts.count() > 1 && hosts.most() > 1;
-    let mut candidates = alternatives.iter().filter(|(algorithm, _)| match algorithm {
+    let mut candidates = alternatives.iter().filter(|(algorithm, _)| allowed(*algorithm)).filter(|(algorithm, _)| match algorithm {
         Algorithm::OneShot if collective == Collective::Allreduce => {
             selection.elements.saturating_mul(selection.dtype.size()) <= MOST_ONE_SHOT
         }
@@ -168,6 +225,7 @@ mod tests {
             deterministic: false,
             forced: None,
             boards: false,
+            inexact: true,
         }
     }
 

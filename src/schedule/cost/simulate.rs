@@ -296,6 +296,7 @@ mod tests {
             between_hosts: LinkModel { latency: 100.0, ..UNIT },
             reduce_seconds_per_byte: 0.0,
             copy_seconds_per_byte: 0.0,
+            ..CostModel::default()
         };
         let schedules = request.plan_all().unwrap_or_else(|error| panic!("{error}"));
         simulate(&schedules, hosts, 1, &model).seconds

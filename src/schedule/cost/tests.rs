@@ -104,6 +104,7 @@ fn the_choice_is_near_the_best() {
                         deterministic,
                         forced: None,
                         boards: false,
+                        inexact: true,
                     };
                     let choice = select(&selection, &model);
                     let time = |algorithm: Algorithm| {
