@@ -57,6 +57,8 @@ pub struct Settings {
     pub algorithm_table: Option<PathBuf>,
     /// How freely algorithms are chosen.
     pub choice: ChoiceMode,
+    /// Whether algorithms are tried while the program runs.
+    pub tuning: bool,
     /// Whether figures of links are kept in a file.
     pub figures: FiguresFile,
     /// The folder for files that can be made again; none if the user has no home.
@@ -90,6 +92,7 @@ impl Default for Settings {
             algorithm: None,
             algorithm_table: None,
             choice: ChoiceMode::default(),
+            tuning: false,
             figures: FiguresFile::default(),
             cache: None,
             deterministic: false,
@@ -119,6 +122,7 @@ pub fn settings(variables: &Variables) -> Result<Settings> {
         algorithm: read.with(variables::ALGORITHM, |text| text.parse())?,
         algorithm_table: read.with(variables::ALGORITHM_TABLE, |text| Ok(PathBuf::from(text)))?,
         choice: read.with(variables::CHOICE, |text| text.parse())?.unwrap_or(default.choice),
+        tuning: read.with(variables::TUNING, switch)?.unwrap_or(default.tuning),
         figures: read.with(variables::FIGURES, figures)?.unwrap_or(default.figures),
         cache: cache(variables),
         deterministic: read.with(variables::DETERMINISTIC, switch)?.unwrap_or(default.deterministic),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::call::Call;
 use super::handle::Handle;
 use super::plans::{Plan, Plans};
+use super::tuning::Tuning;
 use super::world::{Statistics, World};
 use crate::executor::{Layout, MOST_RANKS, Now, Work};
 use crate::schedule::cost::{Basis, Choice, Selection, select_by};
@@ -64,6 +65,7 @@ pub(super) struct Inner {
     /// Whether its calls may go over the boards of ranks on one host.
     pub in_host: bool,
     plans: Plans,
+    pub tuning: Tuning,
     pub points: Mutex<HashMap<CommunicatorId, u64>>,
     /// How many times this communicator was split.
     pub groups: AtomicU64,
@@ -126,6 +128,7 @@ impl Communicator {
             basis: Mutex::new(basis),
             in_host,
             plans: Plans::default(),
+            tuning: Tuning::default(),
             points: Mutex::new(HashMap::new()),
             groups: AtomicU64::new(0),
             subgroups: Mutex::new(HashMap::new()),
@@ -228,13 +231,13 @@ impl Communicator {
     /// The algorithm that `call` would use here.
     pub fn algorithm_for(&self, call: &Call) -> Result<Algorithm> {
         call.validate(self.rank(), self.size())?;
-        Ok(self.plan(call)?.algorithm)
+        Ok(self.plan(call, None)?.algorithm)
     }
 
     /// What is chosen for `call` here, why, and what each alternative would cost. Costs what a choice costs.
     pub fn choice_for(&self, call: &Call) -> Result<Choice> {
         call.validate(self.rank(), self.size())?;
-        Ok(self.choose(call))
+        Ok(self.choose(call, None))
     }
 
     /// Starts a call on raw memory. `keep` is kept alive until the operation ends.
@@ -267,11 +270,7 @@ impl Communicator {
     pub unsafe fn run(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<()> {
         // SAFETY: the caller's promise; the memory is the operation's until `wait` has returned, and the guard gives
         // the operation up should `wait` unwind.
-        let Some(handle) = (unsafe { self.start_blocking(call, input, output)? }) else { return Ok(()) };
-        let guard = GiveUpOnUnwind(&handle);
-        let outcome = guard.0.wait();
-        std::mem::forget(guard);
-        outcome
+        unsafe { self.run_with(call, input, output, |handle| handle.wait()) }
     }
 
     /// Runs a call to its end, for threads that others may want to interrupt: asks `go_on` about every `period`, and
@@ -289,11 +288,34 @@ impl Communicator {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         // SAFETY: as in `run`.
-        let Some(handle) = (unsafe { self.start_blocking(call, input, output)? }) else { return Ok(()) };
-        let guard = GiveUpOnUnwind(&handle);
-        let outcome = guard.0.wait_while(period, go_on);
-        std::mem::forget(guard);
-        outcome
+        unsafe { self.run_with(call, input, output, |handle| handle.wait_while(period, go_on)) }
+    }
+
+    /// Runs a call to its end, waiting as `wait` does.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run).
+    unsafe fn run_with(
+        &self,
+        call: &Call,
+        input: *const u8,
+        output: *mut u8,
+        wait: impl FnOnce(&Handle) -> Result<()>,
+    ) -> Result<()> {
+        let (way, timed) = self.take_turn(call)?;
+        let since = timed.map(|_| Instant::now());
+        // SAFETY: the caller's promise.
+        if let Some(handle) = unsafe { self.start_blocking(call, way, input, output)? } {
+            let guard = GiveUpOnUnwind(&handle);
+            let outcome = wait(guard.0);
+            std::mem::forget(guard);
+            outcome?;
+        }
+        if let (Some(timed), Some(since)) = (timed, since) {
+            self.took(timed, since.elapsed());
+        }
+        Ok(())
     }
 
     /// Starts a call whose caller waits for it. `None` when it has ended well already.
@@ -301,9 +323,15 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`submit`](Self::submit).
-    unsafe fn start_blocking(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<Option<Handle>> {
+    unsafe fn start_blocking(
+        &self,
+        call: &Call,
+        way: Option<Algorithm>,
+        input: *const u8,
+        output: *mut u8,
+    ) -> Result<Option<Handle>> {
         let memory = self.check(call, input, output)?;
-        let plan = self.plan(call)?;
+        let plan = self.plan(call, way)?;
         let prescales = call.reduction.as_ref().is_some_and(|reduction| reduction.prescale != 1.0);
         let Some(layout) = self.layout(call, &plan).filter(|_| !prescales) else {
             // SAFETY: the caller's promise.
@@ -342,7 +370,8 @@ impl Communicator {
         detached: bool,
     ) -> Result<Handle> {
         let memory = self.check(call, input, output)?;
-        let plan = self.plan(call)?;
+        let (way, _) = self.take_turn(call)?;
+        let plan = self.plan(call, way)?;
         // SAFETY: the caller's promise.
         unsafe { self.begin(call, plan, memory, keep, detached) }
     }
@@ -406,7 +435,7 @@ impl Communicator {
     }
 
     /// Whether the call may go over the boards of ranks on one host.
-    fn may_use_boards(&self, call: &Call) -> bool {
+    pub(super) fn may_use_boards(&self, call: &Call) -> bool {
         let is_users = call.reduction.as_ref().is_some_and(|reduction| reduction.op == ReduceOp::User);
         self.inner.in_host && !is_users && !call.is_unequal()
     }
@@ -431,8 +460,10 @@ impl Communicator {
         Deadline::after(Instant::now(), self.settings.timeout)
     }
 
-    fn choose(&self, call: &Call) -> Choice {
-        let Settings { algorithm: forced, deterministic, .. } = self.settings;
+    /// Chooses, unless the settings force an algorithm, or `way` names one.
+    pub(super) fn choose(&self, call: &Call, way: Option<Algorithm>) -> Choice {
+        let Settings { algorithm, deterministic, .. } = self.settings;
+        let forced = algorithm.or(way);
         let size = self.size();
         let selection = Selection {
             collective: call.collective,
@@ -449,15 +480,16 @@ impl Communicator {
         select_by(&selection, &self.inner.basis())
     }
 
-    fn plan(&self, call: &Call) -> Result<Plan> {
-        let Settings { algorithm: forced, deterministic, .. } = self.settings;
+    fn plan(&self, call: &Call, way: Option<Algorithm>) -> Result<Plan> {
+        let Settings { algorithm, deterministic, .. } = self.settings;
+        let forced = algorithm.or(way);
         let boards = self.may_use_boards(call);
         self.inner.plans.get(call, (forced, deterministic, boards), || {
             let (rank, size) = (self.rank(), self.size());
             let blocks = call.blocks(size);
             let shape = call.shape(&blocks);
             let hosts = &self.inner.view.hosts;
-            let choice = self.choose(call);
+            let choice = self.choose(call, way);
             tracing::debug!(call = ?call.collective, algorithm = %choice.algorithm, reason = choice.reason, "planned");
             let request = PlanRequest {
                 collective: call.collective,

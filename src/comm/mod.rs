@@ -20,6 +20,7 @@ mod probe;
 mod scope;
 mod threads;
 pub(crate) mod told;
+mod tuning;
 mod views;
 mod world;
 

@@ -31,6 +31,7 @@ pub(crate) fn introduce(addresses: &ListenAddresses, settings: &Settings, shares
         shares_memory,
         choice: settings.choice,
         table: table(settings)?.digest(),
+        tuning: settings.tuning,
         figures: (settings.choice != ChoiceMode::Builtin).then(|| figures_file::read(settings, shares_memory)).flatten(),
     };
     let mut introduction = Introduction::new(addresses);

@@ -96,6 +96,8 @@ pub struct Told {
     pub choice: ChoiceMode,
     /// What its table of algorithms comes to as a number.
     pub table: u64,
+    /// Whether it would try algorithms while the program runs.
+    pub tuning: bool,
     /// What it knows of its links from an earlier run.
     pub figures: Option<Figures>,
 }
@@ -113,6 +115,8 @@ pub struct Basis {
     pub table: Arc<AlgorithmTable>,
     /// Whether ranks of one host may share memory.
     pub shares_memory: bool,
+    /// Whether to try algorithms while the program runs.
+    pub tuning: bool,
 }
 
 /// What all ranks choose by, from what each told, in rank order. `hosts` has the host of each rank, `own` is this rank, and
@@ -137,12 +141,12 @@ pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTab
     // begin together, all stop.
     let is_first_meeting = own == 0;
     let tables = |one: &Told| one.table == first.table;
-    let choices = |one: &Told| one.choice == first.choice;
+    let choices = |one: &Told| (one.choice, one.tuning) == (first.choice, first.tuning);
     if !tables(mine) || is_first_meeting && !told.iter().all(tables) {
         return Err(differ("table of algorithms", "PHALANX_ALGORITHM_TABLE", &tables));
     }
     if !choices(mine) || is_first_meeting && !told.iter().all(choices) {
-        return Err(differ("way to choose", "PHALANX_CHOICE", &choices));
+        return Err(differ("way to choose", "PHALANX_CHOICE and PHALANX_TUNING", &choices));
     }
     let shares_memory = told.iter().all(|one| one.shares_memory);
     let builtin = CostModel {
@@ -154,7 +158,7 @@ pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTab
         ..CostModel::default()
     };
     let known: Option<Vec<Figures>> = told.iter().map(|one| one.figures.filter(Figures::are_sound)).collect();
-    let basis = Basis { builtin, measured: None, choice: first.choice, table, shares_memory };
+    let basis = Basis { builtin, measured: None, choice: first.choice, table, shares_memory, tuning: first.tuning };
     Ok(match known {
         Some(known) if first.choice != ChoiceMode::Builtin => {
             basis.measured_as(known.into_iter().fold(Figures::default(), Figures::worse))
@@ -213,6 +217,7 @@ mod tests {
             shares_memory: false,
             choice: ChoiceMode::Measured,
             table: 0,
+            tuning: false,
             figures: None,
         }
     }

@@ -13,6 +13,7 @@ mod formula;
 mod select;
 mod simulate;
 mod table;
+pub mod tune;
 
 pub use basis::{Basis, ChoiceMode, Figures, Told, agree};
 pub use boards::{BoardModel, MOST_RANKS_OF_BOARDS};

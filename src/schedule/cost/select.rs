@@ -46,6 +46,8 @@ pub struct Choice {
     pub segment: usize,
     /// What each algorithm that could serve would cost by formula, the fastest first.
     pub alternatives: Vec<(Algorithm, Estimate)>,
+    /// Those that may stand in for it: whose results have the same bits, unless all may. With it.
+    pub interchangeable: Vec<Algorithm>,
 }
 
 /// The most ranks for which direct algorithms are preferred to others whatever the formulas say: they reduce in rank
@@ -68,6 +70,10 @@ pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
 /// Where figures were measured, and the order of the reduction would show, only algorithms compete that give the bits of
 /// the one which the built-in figures choose, unless all may.
 pub fn select_by(selection: &Selection<'_>, basis: &Basis) -> Choice {
+    with_interchangeable(choose_by(selection, basis), basis)
+}
+
+fn choose_by(selection: &Selection<'_>, basis: &Basis) -> Choice {
     let one_host = selection.hosts.iter().all(|host| *host == selection.hosts[0]);
     let bytes = selection.elements.saturating_mul(selection.dtype.size());
     let shared = basis.shares_memory && one_host;
@@ -92,6 +98,14 @@ pub fn select_by(selection: &Selection<'_>, basis: &Basis) -> Choice {
         }
         (Some(measured), _) => select_among(selection, measured, Among::All),
     }
+}
+
+/// Lets all stand in for each other, if the basis says that bits may change.
+fn with_interchangeable(mut choice: Choice, basis: &Basis) -> Choice {
+    if basis.choice == ChoiceMode::Free {
+        choice.interchangeable = choice.alternatives.iter().map(|(other, _)| *other).collect();
+    }
+    choice
 }
 
 /// Which algorithms compete.
@@ -139,7 +153,11 @@ fn select_among(selection: &Selection<'_>, model: &CostModel, among: Among) -> C
             _ => reason = format!("{reason}; boards would take {ours}"),
         }
     }
-    Choice { algorithm, schedule, reason, segment: segment.max(1), alternatives }
+    let partial = |algorithm| partials_travel(selection.collective, algorithm, &hosts, selection.deterministic);
+    let raw = |algorithm| algorithm == Algorithm::Boards || !partial(algorithm);
+    let same = |other: &Algorithm| *other == algorithm || !selection.inexact || raw(*other) && raw(algorithm);
+    let interchangeable = alternatives.iter().map(|(other, _)| *other).filter(same).collect();
+    Choice { algorithm, schedule, reason, segment: segment.max(1), alternatives, interchangeable }
 }
 
 /// Bytes of an element as it travels: halves are twice as wide where partial results are.
