@@ -1,7 +1,7 @@
 //! What the integration tests need and programs do not: worlds of threads over any transport, and ranks that vanish.
 
-use std::sync::Arc;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use crate::comm::{member, thread_world_on};
 use crate::schedule::cost::Basis;

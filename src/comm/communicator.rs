@@ -117,7 +117,8 @@ impl Communicator {
         settings: Settings,
     ) -> Result<Self> {
         let one_host = view.hosts.iter().all(|host| *host == view.hosts[0]);
-        let in_host = world.is_connected && basis.shares_memory && one_host && (2..=MOST_RANKS).contains(&members.len());
+        let in_host =
+            world.is_connected && basis.shares_memory && one_host && (2..=MOST_RANKS).contains(&members.len());
         world.engine.add_channel(id, members.clone(), rank, in_host)?;
         let inner = Inner {
             world,

@@ -89,15 +89,7 @@ impl Config {
             let view = View { generation: Generation::FIRST, hosts: vec![0] };
             let engine = Engine::new(0, 1, Box::new(Nobody), sleeper()?, engine_config(1))?;
             let world = Arc::new(World::new(engine, None));
-            return Communicator::new(
-                world,
-                CommunicatorId::WORLD,
-                [0].into(),
-                0,
-                view,
-                Arc::default(),
-                settings,
-            );
+            return Communicator::new(world, CommunicatorId::WORLD, [0].into(), 0, view, Arc::default(), settings);
         }
         let transport = policy(self.settings.transport)?;
         let listeners = Listeners::bind(&ListenConfig {

@@ -60,12 +60,7 @@ impl Plans {
     const KEPT: usize = 256;
 
     /// The plan for this call, made by `make` if there is none.
-    pub fn get(
-        &self,
-        call: &Call,
-        manner: Manner,
-        make: impl FnOnce() -> Result<Plan>,
-    ) -> Result<Plan> {
+    pub fn get(&self, call: &Call, manner: Manner, make: impl FnOnce() -> Result<Plan>) -> Result<Plan> {
         let (forced, deterministic, boards) = manner;
         let mut known = self.lock();
         if let Some((_, plan)) = known.last.as_ref().filter(|(key, _)| key.is_of(call, manner)) {

@@ -32,7 +32,9 @@ pub(crate) fn introduce(addresses: &ListenAddresses, settings: &Settings, shares
         choice: settings.choice,
         table: table(settings)?.digest(),
         tuning: settings.tuning,
-        figures: (settings.choice != ChoiceMode::Builtin).then(|| figures_file::read(settings, shares_memory)).flatten(),
+        figures: (settings.choice != ChoiceMode::Builtin)
+            .then(|| figures_file::read(settings, shares_memory))
+            .flatten(),
     };
     let mut introduction = Introduction::new(addresses);
     let line = serde_json::to_vec(&told).map_err(|error| Error::internal(error.to_string()))?;

@@ -37,7 +37,12 @@ impl Communicator {
     pub(super) fn take_turn(&self, call: &Call) -> Result<Tried> {
         let settings = self.settings();
         let basis = self.inner.basis();
-        if !basis.tuning || settings.algorithm.is_some() || settings.deterministic || self.size() < 2 || call.is_unequal() {
+        if !basis.tuning
+            || settings.algorithm.is_some()
+            || settings.deterministic
+            || self.size() < 2
+            || call.is_unequal()
+        {
             return Ok((None, None));
         }
         call.validate(self.rank(), self.size())?;

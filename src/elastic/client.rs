@@ -332,7 +332,8 @@ impl Driver {
             .collect();
         let cause = describe(gone, joined, *outcome);
         let (generation, slots_of) = (*generation, slots.clone());
-        let next = Members { generation, slots: slots_of, hosts, peers: peers.clone(), broken, cause: cause.clone(), basis };
+        let next =
+            Members { generation, slots: slots_of, hosts, peers: peers.clone(), broken, cause: cause.clone(), basis };
         if self.listeners.is_some() {
             let started = self.start(*slot, generation, peers)?;
             *self.lock_views() = Some(started);

@@ -325,7 +325,12 @@ impl fmt::Display for Explanation {
         writeln!(f, "  predicted   {}", cost::micros(self.seconds))?;
         writeln!(f, "  steps       {}", self.steps)?;
         writeln!(f, "  sent        {} by the busiest rank", size_in_words(self.bytes_per_rank))?;
-        if !self.simulated {
+        if self.algorithm == Algorithm::Boards.name() {
+            writeln!(
+                f,
+                "  (by formula: boards are no schedule; below is the one that stands in where they cannot be had)"
+            )?;
+        } else if !self.simulated {
             writeln!(f, "  (by formula: too many messages to simulate, prove and draw)")?;
         } else {
             writeln!(f, "  messages    {}", self.messages)?;

@@ -197,7 +197,8 @@ pub fn line(cell: &Cell) -> String {
 }
 
 /// What stands above the lines.
-pub const HEADER: &str = "collective          bytes   n chosen                    us  predicted     loss    noise  each: us (predicted)";
+pub const HEADER: &str =
+    "collective          bytes   n chosen                    us  predicted     loss    noise  each: us (predicted)";
 
 /// How far predictions are off, and what the choice loses, over all cells.
 pub fn summary(cells: &[Cell]) -> String {
@@ -256,7 +257,8 @@ mod tests {
         assert_eq!(cell("ring", ways()).loss(), 1.0);
         assert_eq!(cell("two_shot", ways()).loss(), 0.0);
         let words = summary(&[cell("ring", ways()), cell("two_shot", ways())]);
-        for expected in ["2 cells", "a factor of 3.00 in the middle and 3.00 at worst", "loses 100%", "more than 15% in 1 cells"]
+        for expected in
+            ["2 cells", "a factor of 3.00 in the middle and 3.00 at worst", "loses 100%", "more than 15% in 1 cells"]
         {
             assert!(words.contains(expected), "{expected:?} is missing from {words}");
         }

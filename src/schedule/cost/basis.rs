@@ -133,7 +133,11 @@ pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTab
         let others: Vec<String> =
             told.iter().enumerate().filter(|(_, one)| !is_same(one)).map(|(rank, _)| rank.to_string()).collect();
         Error::environment(
-            format_args!("rank 0 has another {what} than rank{} {}", if others.len() == 1 { "" } else { "s" }, others.join(", ")),
+            format_args!(
+                "rank 0 has another {what} than rank{} {}",
+                if others.len() == 1 { "" } else { "s" },
+                others.join(", ")
+            ),
             format_args!("give all ranks the same {variable}"),
         )
     };
@@ -270,7 +274,8 @@ mod tests {
     #[test]
     fn another_table_is_an_error_that_names_the_ranks() {
         let other = Told { table: 7, ..told() };
-        let said = |own| agree(&[told(), other, told(), other], &[0; 4], own, Arc::default()).map_err(|e| e.to_string());
+        let said =
+            |own| agree(&[told(), other, told(), other], &[0; 4], own, Arc::default()).map_err(|e| e.to_string());
         let words = said(1).expect_err("another table");
         assert!(words.contains("rank 0 has another table of algorithms than ranks 1, 3"), "{words}");
         assert!(said(0).is_err() && said(2).is_ok());

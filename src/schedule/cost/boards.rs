@@ -58,10 +58,8 @@ pub fn estimate(collective: Collective, bytes: f64, size: usize, model: &CostMod
     let line = if size <= 4 { boards.line_bytes } else { boards.line_bytes / 2.0 };
     let shared = model.sharing(size);
     let fixed = boards.call + model.waiting(size);
-    let rooted = matches!(
-        collective,
-        Collective::Reduce | Collective::Broadcast | Collective::Gather | Collective::Scatter
-    );
+    let rooted =
+        matches!(collective, Collective::Reduce | Collective::Broadcast | Collective::Gather | Collective::Scatter);
     let seconds = if shown <= line {
         fixed + (shown + taken) * boards.line_seconds_per_byte * if rooted { 1.0 } else { shared }
     } else {
@@ -89,7 +87,9 @@ mod tests {
     #[test]
     fn longer_calls_and_more_ranks_cost_more() {
         let model = CostModel::default();
-        for &collective in Collective::ALL.iter().filter(|one| !matches!(one, Collective::Barrier | Collective::SendRecv)) {
+        for &collective in
+            Collective::ALL.iter().filter(|one| !matches!(one, Collective::Barrier | Collective::SendRecv))
+        {
             for size in 2..=MOST_RANKS_OF_BOARDS {
                 let time = |bytes: usize| estimate(collective, bytes as f64, size, &model).seconds;
                 let sizes: Vec<usize> = (3..26).map(|power| 1 << power).collect();
@@ -102,7 +102,8 @@ mod tests {
     #[test]
     fn ranks_that_share_processors_wait_for_them() {
         let alone = CostModel::default();
-        let crowded = CostModel { host: Some(super::super::HostModel { processors: 2.0, ..Default::default() }), ..alone };
+        let crowded =
+            CostModel { host: Some(super::super::HostModel { processors: 2.0, ..Default::default() }), ..alone };
         let time = |model: &CostModel, size| estimate(Collective::Allreduce, 1e6, size, model).seconds;
         assert_eq!(time(&crowded, 2), time(&alone, 2));
         assert!(time(&crowded, 8) > 3.0 * time(&alone, 8));

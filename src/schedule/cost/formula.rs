@@ -231,7 +231,8 @@ impl Tally<'_> {
         let hop = model.between_hosts.latency + model.between_hosts.occupied(segment);
         let all = (self.n() - 1).div_ceil(self.hosts.count());
         self.total.seconds += near as f64 * self.near(1, 1, segment) + far as f64 * hop;
-        self.total.seconds += (segments - 1.0) * if far > 0 { hop.max(self.near(1, all, segment)) } else { self.near(1, all, segment) };
+        self.total.seconds +=
+            (segments - 1.0) * if far > 0 { hop.max(self.near(1, all, segment)) } else { self.near(1, all, segment) };
         self.total.steps += segments as usize + usize::from(self.n() > 2);
         self.total.bytes += bytes;
         self.total.segment = segment;

@@ -78,12 +78,24 @@ pub struct HostModel {
 
 impl HostModel {
     /// Ranks that move bytes through shared memory.
-    pub const SHARED_MEMORY: HostModel =
-        HostModel { processors: f64::INFINITY, turn: 2e-6, switch: 0.4e-6, idling: 0.0, one_way: 0.7, operation: 0.5e-6 };
+    pub const SHARED_MEMORY: HostModel = HostModel {
+        processors: f64::INFINITY,
+        turn: 2e-6,
+        switch: 0.4e-6,
+        idling: 0.0,
+        one_way: 0.7,
+        operation: 0.5e-6,
+    };
 
     /// Ranks that move bytes through sockets, where they sleep sooner.
-    pub const SOCKETS: HostModel =
-        HostModel { processors: f64::INFINITY, turn: 5e-6, switch: 3.5e-6, idling: 0.6, one_way: 0.65, operation: 0.5e-6 };
+    pub const SOCKETS: HostModel = HostModel {
+        processors: f64::INFINITY,
+        turn: 5e-6,
+        switch: 3.5e-6,
+        idling: 0.6,
+        one_way: 0.65,
+        operation: 0.5e-6,
+    };
 }
 
 impl Default for HostModel {

@@ -196,15 +196,16 @@ fn decide(
         _ => true,
     };
     let layered = hosts.count() > 1 && hosts.most() > 1;
-    let mut candidates = alternatives.iter().filter(|(algorithm, _)| allowed(*algorithm)).filter(|(algorithm, _)| match algorithm {
-        Algorithm::OneShot if collective == Collective::Allreduce => {
-            selection.elements.saturating_mul(selection.dtype.size()) <= MOST_ONE_SHOT
-        }
-        Algorithm::TwoShot => true,
-        // Without several ranks on several hosts it is a flat algorithm by another name.
-        Algorithm::Hierarchical => layered,
-        _ => !few,
-    });
+    let mut candidates =
+        alternatives.iter().filter(|(algorithm, _)| allowed(*algorithm)).filter(|(algorithm, _)| match algorithm {
+            Algorithm::OneShot if collective == Collective::Allreduce => {
+                selection.elements.saturating_mul(selection.dtype.size()) <= MOST_ONE_SHOT
+            }
+            Algorithm::TwoShot => true,
+            // Without several ranks on several hosts it is a flat algorithm by another name.
+            Algorithm::Hierarchical => layered,
+            _ => !few,
+        });
     let Some(&(algorithm, cost)) = candidates.next() else {
         return choose(fastest, "the only one that serves".into());
     };

@@ -93,7 +93,9 @@ fn parse_rule(rule: &str) -> Result<Rule, String> {
         },
         up_to: match size {
             "*" => None,
-            text => Some(bytes(text).ok_or_else(|| format!("{text:?} is no size; expected such as 4096, 64K, 1M or *"))?),
+            text => {
+                Some(bytes(text).ok_or_else(|| format!("{text:?} is no size; expected such as 4096, 64K, 1M or *"))?)
+            }
         },
         algorithm,
     })
@@ -116,7 +118,8 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_fits_counts() {
-        let text = "# mine\nallreduce 4 shm 64K: ring # small\nallreduce * * *: two-shot\n\nbroadcast 2 tcp 1M: linear\n";
+        let text =
+            "# mine\nallreduce 4 shm 64K: ring # small\nallreduce * * *: two-shot\n\nbroadcast 2 tcp 1M: linear\n";
         let table = AlgorithmTable::parse(text).expect("a sound table");
         let find = |collective, ranks, shm, bytes| table.find(collective, ranks, shm, bytes);
         assert_eq!(find(Collective::Allreduce, 4, true, 65536), Some(Algorithm::Ring));
@@ -151,7 +154,12 @@ mod tests {
         let digest = |text: &str| AlgorithmTable::parse(text).expect("a sound table").digest();
         assert_eq!(digest("# nothing"), 0);
         assert_eq!(digest("allreduce 4 shm 64K: ring"), digest("  allreduce  4 shm 65536 : ring # the same"));
-        let tables = ["allreduce 4 shm 64K: ring", "allreduce 4 tcp 64K: ring", "allreduce 4 shm *: ring", "allreduce * shm 64K: ring"];
+        let tables = [
+            "allreduce 4 shm 64K: ring",
+            "allreduce 4 tcp 64K: ring",
+            "allreduce 4 shm *: ring",
+            "allreduce * shm 64K: ring",
+        ];
         let mut digests: Vec<u64> = tables.map(digest).to_vec();
         digests.sort_unstable();
         digests.dedup();
