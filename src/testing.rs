@@ -1,8 +1,10 @@
 //! What the integration tests need and programs do not: worlds of threads over any transport, and ranks that vanish.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use crate::comm::{member, thread_world_on};
+use crate::schedule::cost::Basis;
 use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenConfig, Listeners};
 use crate::types::{Generation, View};
@@ -30,7 +32,8 @@ pub fn local_world(kind: TransportKind, hosts: &[usize]) -> Result<Vec<Communica
     let view = View { generation: Generation::FIRST, hosts: hosts.to_vec() };
     let start = |(rank, listeners)| {
         let config = ConnectorConfig::new(rank, view.generation, key.clone(), peers.clone());
-        member(listeners, ConnectorConfig { transport, ..config }, view.clone(), Settings::default())
+        let basis = Arc::new(Basis::usual(kind == TransportKind::Shm));
+        member(listeners, ConnectorConfig { transport, ..config }, view.clone(), basis, Settings::default())
     };
     listeners.into_iter().enumerate().map(start).collect()
 }

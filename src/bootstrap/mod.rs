@@ -37,7 +37,7 @@ pub(crate) use key::{given, random};
 pub use launchers::{Launcher, foreign_variables};
 pub use route::listen_address;
 pub use server::{Bind, RendezvousServer};
-pub use settings::{KeySource, Settings, settings};
+pub use settings::{FiguresFile, KeySource, Settings, settings};
 pub use variables::{
     Variable, Variables, unknown_in_words, unknown_variables, variables, variables_as_help, variables_as_markdown,
 };

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::variables::{self, Variable, Variables};
+use crate::schedule::cost::ChoiceMode;
 use crate::types::{Algorithm, Error, Result, TransportKind};
 use crate::wire::handshake::JobKey;
 
@@ -27,6 +28,18 @@ impl KeySource {
     }
 }
 
+/// Whether figures of links are kept in a file from one run to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FiguresFile {
+    /// They are read, and written after they were measured.
+    #[default]
+    On,
+    /// They are measured anew and written.
+    Renew,
+    /// They are measured anew and not written.
+    Off,
+}
+
 /// What can be set beside the place in the world. `variables.rs` says what each means and why its default is what it
 /// is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +53,16 @@ pub struct Settings {
     pub transport: Option<TransportKind>,
     /// The algorithm that is forced.
     pub algorithm: Option<Algorithm>,
+    /// A file with rules for which algorithm is used where.
+    pub algorithm_table: Option<PathBuf>,
+    /// How freely algorithms are chosen.
+    pub choice: ChoiceMode,
+    /// Whether algorithms are tried while the program runs.
+    pub tuning: bool,
+    /// Whether figures of links are kept in a file.
+    pub figures: FiguresFile,
+    /// The folder for files that can be made again; none if the user has no home.
+    pub cache: Option<PathBuf>,
     /// Whether to reduce in the order of the ranks.
     pub deterministic: bool,
     /// The network interface to use, by name or address.
@@ -67,6 +90,11 @@ impl Default for Settings {
             start_timeout: Duration::from_secs(60),
             transport: None,
             algorithm: None,
+            algorithm_table: None,
+            choice: ChoiceMode::default(),
+            tuning: false,
+            figures: FiguresFile::default(),
+            cache: None,
             deterministic: false,
             interface: None,
             ports: None,
@@ -92,6 +120,11 @@ pub fn settings(variables: &Variables) -> Result<Settings> {
         start_timeout: read.with(variables::START_TIMEOUT, duration)?.unwrap_or(default.start_timeout),
         transport: read.with(variables::TRANSPORT, transport)?,
         algorithm: read.with(variables::ALGORITHM, |text| text.parse())?,
+        algorithm_table: read.with(variables::ALGORITHM_TABLE, |text| Ok(PathBuf::from(text)))?,
+        choice: read.with(variables::CHOICE, |text| text.parse())?.unwrap_or(default.choice),
+        tuning: read.with(variables::TUNING, switch)?.unwrap_or(default.tuning),
+        figures: read.with(variables::FIGURES, figures)?.unwrap_or(default.figures),
+        cache: cache(variables),
         deterministic: read.with(variables::DETERMINISTIC, switch)?.unwrap_or(default.deterministic),
         interface: read.with(variables::INTERFACE, |text| Ok(text.to_string()))?,
         ports: read.with(variables::PORTS, ports)?,
@@ -164,6 +197,23 @@ fn switch(text: &str) -> Result<bool, String> {
         "0" | "false" | "no" | "off" => Ok(false),
         _ => Err("expected 1 or 0".into()),
     }
+}
+
+fn figures(text: &str) -> Result<FiguresFile, String> {
+    match text {
+        "on" => Ok(FiguresFile::On),
+        "renew" => Ok(FiguresFile::Renew),
+        "off" => Ok(FiguresFile::Off),
+        _ => Err("expected on, renew or off".into()),
+    }
+}
+
+/// Where the user's desktop keeps what can be made again.
+fn cache(variables: &Variables) -> Option<PathBuf> {
+    let absolute = |path: PathBuf| Some(path).filter(|path| path.is_absolute());
+    let named = variables.get("XDG_CACHE_HOME").map(PathBuf::from).and_then(absolute);
+    let home = || variables.get("HOME").map(PathBuf::from).and_then(absolute).map(|home| home.join(".cache"));
+    named.or_else(home).map(|folder| folder.join("phalanx"))
 }
 
 fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {

@@ -76,6 +76,14 @@ declare! {
         default "shm within a host, tcp between hosts", example "tcp";
     ALGORITHM = "PHALANX_ALGORITHM", "Forces one algorithm where the collective has it.",
         default "chosen by size and ranks", example "ring";
+    ALGORITHM_TABLE = "PHALANX_ALGORITHM_TABLE", "A file with rules for which algorithm is used where, the same for all ranks. PHALANX_ALGORITHM goes before it.",
+        default "no rules", example "/home/me/algorithms.txt";
+    CHOICE = "PHALANX_CHOICE", "What algorithms are chosen by: builtin, the figures built in; measured, those of the links here where that changes no bit of a result; free, those of the links here.",
+        default "builtin", example "measured";
+    TUNING = "PHALANX_TUNING", "1 tries the best predicted algorithms while the program runs and keeps the fastest, where that changes no bit of a result or PHALANX_CHOICE is free.",
+        default "0", example "1";
+    FIGURES = "PHALANX_FIGURES", "Whether measured figures are kept in a file for later runs: on, renew (measured anew and kept) or off.",
+        default "on", example "renew";
     DETERMINISTIC = "PHALANX_DETERMINISTIC", "Reduces in the order of the ranks whatever the algorithm: 1 or 0.",
         default "0", example "1";
     INTERFACE = "PHALANX_INTERFACE", "The network interface to use, by name or by address.",

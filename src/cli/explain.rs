@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use phalanx::bootstrap::MAX_SIZE;
-use phalanx::schedule::cost::{CostModel, LinkModel};
+use phalanx::schedule::cost::MOST_RANKS_OF_BOARDS as MOST_RANKS;
+use phalanx::schedule::cost::{CostModel, HostModel, LinkModel, Selection, select};
 use phalanx::schedule::explain::{Question, explain, spread};
 use phalanx::types::Collective;
 use phalanx::{Algorithm, DataType, TransportKind};
@@ -21,7 +22,11 @@ use super::bench::sizes;
 )]
 pub struct Explain {
     /// allreduce, reduce, broadcast, allgather, reduce_scatter, alltoall, gather, scatter or barrier
-    collective: Collective,
+    #[arg(required_unless_present = "table")]
+    collective: Option<Collective>,
+    /// Print which algorithm each collective would use up to which size, in the form that PHALANX_ALGORITHM_TABLE takes
+    #[arg(long, conflicts_with_all = ["svg", "json"])]
+    table: bool,
     /// Bytes of the whole buffer, with K, M or G for powers of 1,024
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = sizes::bytes)]
     bytes: usize,
@@ -34,6 +39,9 @@ pub struct Explain {
     /// Root of rooted collectives
     #[arg(long, default_value_t = 0)]
     root: usize,
+    /// Processors that the ranks of a host share [default: one each]
+    #[arg(long, value_name = "N", value_parser = super::workers::at_least(1))]
+    processors: Option<usize>,
     /// Element type
     #[arg(long, default_value = "f32")]
     dtype: DataType,
@@ -70,7 +78,7 @@ impl Explain {
     }
 
     fn explain(&self) -> Result<String, String> {
-        if self.collective == Collective::SendRecv {
+        if self.collective == Some(Collective::SendRecv) {
             return Err("send_recv is one message between two ranks: there is nothing to choose".into());
         }
         for (option, given) in [("-np", self.np), ("--hosts", self.hosts)] {
@@ -95,8 +103,15 @@ impl Explain {
         let between_hosts = LinkModel::ethernet(self.network);
         let model = CostModel { in_host, between_hosts, ..CostModel::default() };
         let hosts = spread(self.np, self.hosts);
+        let boards = self.hosts == 1 && self.transport == TransportKind::Shm && (2..=MOST_RANKS).contains(&self.np);
+        let shares = self.processors.unwrap_or(self.np.div_ceil(self.hosts));
+        let host = if self.transport == TransportKind::Tcp { HostModel::SOCKETS } else { HostModel::SHARED_MEMORY };
+        let model = CostModel { host: Some(HostModel { processors: shares as f64, ..host }), ..model };
+        let Some(collective) = self.collective.filter(|_| !self.table) else {
+            return Ok(self.as_table(&hosts, boards, &model));
+        };
         let question = Question {
-            collective: self.collective,
+            collective,
             bytes: self.bytes,
             dtype: self.dtype,
             size: self.np,
@@ -104,6 +119,7 @@ impl Explain {
             root: self.root,
             deterministic: self.deterministic,
             algorithm: self.algorithm,
+            boards,
         };
         let explanation = explain(&question, &model).map_err(|error| error.to_string())?;
         if let Some(path) = &self.svg {
@@ -118,5 +134,95 @@ impl Explain {
             return Ok(json + "\n");
         }
         Ok(explanation.to_string())
+    }
+
+    /// Which algorithm each collective uses up to which size, and the time predicted for that size.
+    fn as_table(&self, hosts: &[usize], boards: bool, model: &CostModel) -> String {
+        let carrier = if self.hosts == 1 && self.transport == TransportKind::Shm { "shm" } else { "tcp" };
+        let mut out = String::from("# collective ranks carrier up-to: algorithm  # predicted\n");
+        let asked = |collective: &Collective| self.collective.is_none_or(|one| one == *collective);
+        for collective in Collective::ALL.iter().copied().filter(|one| *one != Collective::SendRecv).filter(asked) {
+            let choose = |bytes: usize| {
+                let elements = if collective == Collective::Barrier { 0 } else { bytes / self.dtype.size() };
+                let selection = Selection {
+                    collective,
+                    elements,
+                    dtype: self.dtype,
+                    size: self.np,
+                    hosts,
+                    equal: true,
+                    deterministic: self.deterministic,
+                    forced: None,
+                    boards,
+                    inexact: true,
+                };
+                let choice = select(&selection, model);
+                let cost = choice.alternatives.iter().find(|(one, _)| *one == choice.algorithm);
+                (choice.algorithm, cost.map_or(0.0, |(_, cost)| cost.seconds))
+            };
+            let sizes: Vec<usize> = match collective {
+                Collective::Barrier => vec![1 << 30],
+                _ => (3..=30).map(|power| 1 << power).collect(),
+            };
+            for (at, &bytes) in sizes.iter().enumerate() {
+                let (algorithm, seconds) = choose(bytes);
+                let last = at + 1 == sizes.len();
+                if last || choose(sizes[at + 1]).0 != algorithm {
+                    let size = if last { "*".into() } else { size_in_short(bytes) };
+                    let rule = format!("{collective} {} {carrier} {size}: {algorithm}", self.np);
+                    out += &format!("{rule:<52} # {:.1} us at {}\n", seconds * 1e6, size_in_short(bytes));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// A power of two of bytes as the table has it.
+fn size_in_short(bytes: usize) -> String {
+    match bytes.ilog2() {
+        0..10 => bytes.to_string(),
+        10..20 => format!("{}K", bytes >> 10),
+        20..30 => format!("{}M", bytes >> 20),
+        _ => format!("{}G", bytes >> 30),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx::schedule::cost::AlgorithmTable;
+
+    fn explained(arguments: &[&str]) -> Result<String, String> {
+        #[derive(clap::Parser)]
+        struct Alone {
+            #[command(flatten)]
+            explain: Explain,
+        }
+        let parsed: Alone =
+            clap::Parser::try_parse_from([&["explain"], arguments].concat()).map_err(|e| e.to_string())?;
+        parsed.explain.explain()
+    }
+
+    #[test]
+    fn the_table_that_is_printed_can_be_read() {
+        for arguments in
+            [&["--table", "-n", "4"][..], &["--table", "-n", "12", "--hosts", "3"], &["--table", "-n", "1"]]
+        {
+            let text = explained(arguments).expect("a table");
+            let table = AlgorithmTable::parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
+            assert_ne!(table.digest(), 0);
+        }
+        let four = AlgorithmTable::parse(&explained(&["--table", "-n", "4"]).expect("a table")).expect("sound");
+        assert_eq!(four.find(Collective::Allreduce, 4, true, 1 << 35), Some(Algorithm::Boards));
+        assert!(explained(&[]).is_err(), "neither a collective nor a table");
+    }
+
+    #[test]
+    fn boards_are_named_where_they_run() {
+        let text = explained(&["allreduce", "--bytes", "8", "-n", "2"]).expect("an explanation");
+        assert!(text.contains("algorithm   boards") && text.contains("straight through shared memory"), "{text}");
+        let text = explained(&["allreduce", "--bytes", "8", "-n", "2", "--transport", "tcp"]).expect("an explanation");
+        assert!(text.contains("algorithm   one_shot") && !text.contains("boards"), "{text}");
     }
 }

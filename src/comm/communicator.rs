@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use super::call::Call;
 use super::handle::Handle;
 use super::plans::{Plan, Plans};
+use super::tuning::Tuning;
 use super::world::{Statistics, World};
 use crate::executor::{Layout, MOST_RANKS, Now, Work};
-use crate::schedule::cost::{CostModel, Selection, select};
+use crate::schedule::cost::{Basis, Choice, Selection, select_by};
 use crate::schedule::{self, PlanRequest};
 use crate::types::{Algorithm, CommunicatorId, Deadline, Error, ReduceOp, Reduction, Result, Tag, TransportKind, View};
 
@@ -59,11 +60,12 @@ pub(super) struct Inner {
     pub members: Arc<[usize]>,
     pub rank: usize,
     pub view: View,
-    /// What links cost, for the choice of algorithms: the same on every rank.
-    pub model: CostModel,
+    /// What algorithms are chosen by: the same on every rank.
+    basis: Mutex<Arc<Basis>>,
     /// Whether its calls may go over the boards of ranks on one host.
-    in_host: bool,
+    pub in_host: bool,
     plans: Plans,
+    pub tuning: Tuning,
     pub points: Mutex<HashMap<CommunicatorId, u64>>,
     /// How many times this communicator was split.
     pub groups: AtomicU64,
@@ -72,6 +74,17 @@ pub(super) struct Inner {
 }
 
 impl Inner {
+    /// What algorithms are chosen by.
+    pub fn basis(&self) -> Arc<Basis> {
+        self.basis.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Chooses by something else from now on; every rank must do so between the same calls.
+    pub fn choose_by(&self, basis: Basis) {
+        *self.basis.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(basis);
+        self.plans.forget();
+    }
+
     /// Which subgroup of this list of ranks is being made: the same number on each of them.
     pub fn count_subgroup(&self, ranks: &[usize]) -> u64 {
         let mut subgroups = self.subgroups.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,11 +113,12 @@ impl Communicator {
         members: Arc<[usize]>,
         rank: usize,
         view: View,
-        model: CostModel,
+        basis: Arc<Basis>,
         settings: Settings,
     ) -> Result<Self> {
         let one_host = view.hosts.iter().all(|host| *host == view.hosts[0]);
-        let in_host = world.is_connected && one_host && (2..=MOST_RANKS).contains(&members.len());
+        let in_host =
+            world.is_connected && basis.shares_memory && one_host && (2..=MOST_RANKS).contains(&members.len());
         world.engine.add_channel(id, members.clone(), rank, in_host)?;
         let inner = Inner {
             world,
@@ -112,9 +126,10 @@ impl Communicator {
             members,
             rank,
             view,
-            model,
+            basis: Mutex::new(basis),
             in_host,
             plans: Plans::default(),
+            tuning: Tuning::default(),
             points: Mutex::new(HashMap::new()),
             groups: AtomicU64::new(0),
             subgroups: Mutex::new(HashMap::new()),
@@ -217,7 +232,13 @@ impl Communicator {
     /// The algorithm that `call` would use here.
     pub fn algorithm_for(&self, call: &Call) -> Result<Algorithm> {
         call.validate(self.rank(), self.size())?;
-        Ok(self.plan(call)?.algorithm)
+        Ok(self.plan(call, None)?.algorithm)
+    }
+
+    /// What is chosen for `call` here, why, and what each alternative would cost. Costs what a choice costs.
+    pub fn choice_for(&self, call: &Call) -> Result<Choice> {
+        call.validate(self.rank(), self.size())?;
+        Ok(self.choose(call, None))
     }
 
     /// Starts a call on raw memory. `keep` is kept alive until the operation ends.
@@ -250,11 +271,7 @@ impl Communicator {
     pub unsafe fn run(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<()> {
         // SAFETY: the caller's promise; the memory is the operation's until `wait` has returned, and the guard gives
         // the operation up should `wait` unwind.
-        let Some(handle) = (unsafe { self.start_blocking(call, input, output)? }) else { return Ok(()) };
-        let guard = GiveUpOnUnwind(&handle);
-        let outcome = guard.0.wait();
-        std::mem::forget(guard);
-        outcome
+        unsafe { self.run_with(call, input, output, |handle| handle.wait()) }
     }
 
     /// Runs a call to its end, for threads that others may want to interrupt: asks `go_on` about every `period`, and
@@ -272,11 +289,34 @@ impl Communicator {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         // SAFETY: as in `run`.
-        let Some(handle) = (unsafe { self.start_blocking(call, input, output)? }) else { return Ok(()) };
-        let guard = GiveUpOnUnwind(&handle);
-        let outcome = guard.0.wait_while(period, go_on);
-        std::mem::forget(guard);
-        outcome
+        unsafe { self.run_with(call, input, output, |handle| handle.wait_while(period, go_on)) }
+    }
+
+    /// Runs a call to its end, waiting as `wait` does.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run).
+    unsafe fn run_with(
+        &self,
+        call: &Call,
+        input: *const u8,
+        output: *mut u8,
+        wait: impl FnOnce(&Handle) -> Result<()>,
+    ) -> Result<()> {
+        let (way, timed) = self.take_turn(call)?;
+        let since = timed.map(|_| Instant::now());
+        // SAFETY: the caller's promise.
+        if let Some(handle) = unsafe { self.start_blocking(call, way, input, output)? } {
+            let guard = GiveUpOnUnwind(&handle);
+            let outcome = wait(guard.0);
+            std::mem::forget(guard);
+            outcome?;
+        }
+        if let (Some(timed), Some(since)) = (timed, since) {
+            self.took(timed, since.elapsed());
+        }
+        Ok(())
     }
 
     /// Starts a call whose caller waits for it. `None` when it has ended well already.
@@ -284,14 +324,20 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`submit`](Self::submit).
-    unsafe fn start_blocking(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<Option<Handle>> {
-        let prescales = call.reduction.as_ref().is_some_and(|reduction| reduction.prescale != 1.0);
-        let Some(layout) = self.layout(call).filter(|_| !prescales) else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.start(call, input, output, None, false).map(Some) };
-        };
+    unsafe fn start_blocking(
+        &self,
+        call: &Call,
+        way: Option<Algorithm>,
+        input: *const u8,
+        output: *mut u8,
+    ) -> Result<Option<Handle>> {
         let memory = self.check(call, input, output)?;
-        let plan = self.plan(call)?;
+        let plan = self.plan(call, way)?;
+        let prescales = call.reduction.as_ref().is_some_and(|reduction| reduction.prescale != 1.0);
+        let Some(layout) = self.layout(call, &plan).filter(|_| !prescales) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.begin(call, plan, memory, None, false).map(Some) };
+        };
         let none = Reduction::new(ReduceOp::Sum);
         let now = Now {
             communicator: self.inner.id,
@@ -325,7 +371,23 @@ impl Communicator {
         detached: bool,
     ) -> Result<Handle> {
         let memory = self.check(call, input, output)?;
-        let plan = self.plan(call)?;
+        let (way, _) = self.take_turn(call)?;
+        let plan = self.plan(call, way)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.begin(call, plan, memory, keep, detached) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit), for the memory of a call that was checked.
+    unsafe fn begin(
+        &self,
+        call: &Call,
+        plan: Plan,
+        memory: Memory,
+        keep: Option<Box<dyn Any + Send>>,
+        detached: bool,
+    ) -> Result<Handle> {
         let world = &self.inner.world;
         world.count_operation(memory.bytes(call));
         let work = self.work(call, plan, memory, keep);
@@ -352,6 +414,7 @@ impl Communicator {
 
     fn work(&self, call: &Call, plan: Plan, memory: Memory, keep: Option<Box<dyn Any + Send>>) -> Work {
         let Memory { input, input_count, output, output_count } = memory;
+        let layout = self.layout(call, &plan);
         let (reduction, spoilt) = guarded(call.reduction.clone().unwrap_or(Reduction::new(ReduceOp::Sum)));
         Work {
             tag: Tag { communicator: self.inner.id, sequence: 0 },
@@ -368,14 +431,19 @@ impl Communicator {
             deadline: self.deadline(),
             spoilt,
             keep,
-            layout: self.layout(call),
+            layout,
         }
     }
 
-    /// How the call lies in memory, if it may go over the boards of ranks on one host.
-    fn layout(&self, call: &Call) -> Option<Layout> {
+    /// Whether the call may go over the boards of ranks on one host.
+    pub(super) fn may_use_boards(&self, call: &Call) -> bool {
         let is_users = call.reduction.as_ref().is_some_and(|reduction| reduction.op == ReduceOp::User);
-        if !self.inner.in_host || is_users || self.settings.algorithm.is_some() {
+        self.inner.in_host && !is_users && !call.is_unequal()
+    }
+
+    /// How the call lies in memory, if it goes over boards.
+    fn layout(&self, call: &Call, plan: &Plan) -> Option<Layout> {
+        if plan.algorithm != Algorithm::Boards {
             return None;
         }
         Some(Layout {
@@ -393,29 +461,40 @@ impl Communicator {
         Deadline::after(Instant::now(), self.settings.timeout)
     }
 
-    fn plan(&self, call: &Call) -> Result<Plan> {
-        let Settings { algorithm: forced, deterministic, .. } = self.settings;
-        self.inner.plans.get(call, forced, deterministic, || {
+    /// Chooses, unless the settings force an algorithm, or `way` names one.
+    pub(super) fn choose(&self, call: &Call, way: Option<Algorithm>) -> Choice {
+        let Settings { algorithm, deterministic, .. } = self.settings;
+        let forced = algorithm.or(way);
+        let size = self.size();
+        let selection = Selection {
+            collective: call.collective,
+            elements: call.selection_elements(size),
+            dtype: call.dtype,
+            size,
+            hosts: &self.inner.view.hosts,
+            equal: !call.is_unequal(),
+            deterministic,
+            forced,
+            boards: self.may_use_boards(call),
+            inexact: call.is_inexact(),
+        };
+        select_by(&selection, &self.inner.basis())
+    }
+
+    fn plan(&self, call: &Call, way: Option<Algorithm>) -> Result<Plan> {
+        let Settings { algorithm, deterministic, .. } = self.settings;
+        let forced = algorithm.or(way);
+        let boards = self.may_use_boards(call);
+        self.inner.plans.get(call, (forced, deterministic, boards), || {
             let (rank, size) = (self.rank(), self.size());
             let blocks = call.blocks(size);
             let shape = call.shape(&blocks);
             let hosts = &self.inner.view.hosts;
-            let unequal = call.is_unequal();
-            let selection = Selection {
-                collective: call.collective,
-                elements: call.selection_elements(size),
-                dtype: call.dtype,
-                size,
-                hosts,
-                equal: !unequal,
-                deterministic,
-                forced,
-            };
-            let choice = select(&selection, &self.inner.model);
+            let choice = self.choose(call, way);
             tracing::debug!(call = ?call.collective, algorithm = %choice.algorithm, reason = choice.reason, "planned");
             let request = PlanRequest {
                 collective: call.collective,
-                algorithm: choice.algorithm,
+                algorithm: choice.schedule,
                 rank,
                 size,
                 root: call.root,

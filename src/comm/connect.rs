@@ -5,13 +5,14 @@ use std::time::Instant;
 
 use super::communicator::{Communicator, Settings};
 use super::world::World;
-use crate::bootstrap::{self, Config, Introduction};
+use super::{figures_file, probe, told};
+use crate::bootstrap::{self, Config};
 use crate::executor::{Dial, Engine, EngineConfig};
 use crate::membership::Member;
-use crate::schedule::cost::{CostModel, LinkModel};
+use crate::schedule::cost::{Basis, ChoiceMode};
 use crate::sys;
 use crate::transport::connect::{Connector, ConnectorConfig, PeerAddress, TransportPolicy};
-use crate::transport::listen::{ListenAddresses, ListenConfig, Listeners};
+use crate::transport::listen::{ListenConfig, Listeners};
 use crate::transport::sleep::Sleeper;
 use crate::types::{CommunicatorId, Deadline, Error, Generation, Result, TransportKind, View};
 
@@ -36,14 +37,10 @@ pub(crate) fn member(
     listeners: Listeners,
     connector: ConnectorConfig,
     view: View,
+    basis: Arc<Basis>,
     settings: Settings,
 ) -> Result<Communicator> {
     let (rank, size) = (connector.rank, view.size());
-    let in_host = match connector.transport {
-        TransportPolicy::Auto | TransportPolicy::Shm => LinkModel::SHARED_MEMORY,
-        TransportPolicy::Tcp => LinkModel::LOOPBACK,
-    };
-    let model = CostModel { in_host, ..CostModel::default() };
     let sleeper = sleeper()?;
     let slot = Arc::new(OnceLock::new());
     let dial = Box::new(Dialler(Arc::downgrade(&slot)));
@@ -54,7 +51,7 @@ pub(crate) fn member(
     let _ = slot.set(connector);
     let world = Arc::new(World::new(engine, Some(Box::new(slot))));
     let id = CommunicatorId::world(view.generation);
-    Communicator::new(world, id, (0..size).collect(), rank, view, model, settings)
+    Communicator::new(world, id, (0..size).collect(), rank, view, basis, settings)
 }
 
 /// The communicator of all ranks, as this process's environment describes it: what `phalanx run`, `mpirun`, `mpiexec`,
@@ -92,15 +89,7 @@ impl Config {
             let view = View { generation: Generation::FIRST, hosts: vec![0] };
             let engine = Engine::new(0, 1, Box::new(Nobody), sleeper()?, engine_config(1))?;
             let world = Arc::new(World::new(engine, None));
-            return Communicator::new(
-                world,
-                CommunicatorId::WORLD,
-                [0].into(),
-                0,
-                view,
-                CostModel::default(),
-                settings,
-            );
+            return Communicator::new(world, CommunicatorId::WORLD, [0].into(), 0, view, Arc::default(), settings);
         }
         let transport = policy(self.settings.transport)?;
         let listeners = Listeners::bind(&ListenConfig {
@@ -109,17 +98,32 @@ impl Config {
             ports: self.settings.ports.clone(),
             shared_memory: transport != TransportPolicy::Tcp,
         })?;
-        let roster = bootstrap::join(self, Introduction::new(listeners.addresses()), deadline)?;
-        let peer = |member: &Member| -> Result<PeerAddress> {
-            let addresses = ListenAddresses::decode(&member.addresses)?;
+        let shares_memory = transport != TransportPolicy::Tcp;
+        let introduction = told::introduce(listeners.addresses(), &self.settings, shares_memory)?;
+        let roster = bootstrap::join(self, introduction, deadline)?;
+        let mut said = Vec::new();
+        let mut peer = |member: &Member| -> Result<PeerAddress> {
+            let (addresses, told) = told::read(&member.addresses)?;
+            said.push(told);
             Ok(PeerAddress { rank: member.rank, addresses })
         };
-        let peers = roster.members.iter().map(peer).collect::<Result<_>>()?;
+        let peers = roster.members.iter().map(&mut peer).collect::<Result<_>>()?;
+        let basis = told::basis(&said, &roster.view.hosts, rank, &self.settings)?;
         let config = ConnectorConfig::new(rank, roster.generation, roster.key.clone(), peers);
         let sockets = self.settings.sockets.and_then(|sockets| u8::try_from(sockets).ok());
         let sockets_per_peer = sockets.unwrap_or(config.sockets_per_peer);
         let config = ConnectorConfig { transport, sockets_per_peer, ..config };
-        member(listeners, config, roster.view, settings)
+        let is_measured = basis.choice != ChoiceMode::Builtin && basis.measured.is_none();
+        let communicator = member(listeners, config, roster.view, basis, settings)?;
+        // Among two ranks the links make no difference, and boards are not links.
+        if is_measured && size > 2 && !communicator.inner.in_host {
+            let figures = probe::measure(&communicator, deadline)?;
+            communicator.inner.choose_by(communicator.inner.basis().measured_as(figures));
+            if communicator.local_rank() == 0 {
+                figures_file::write(&self.settings, shares_memory, figures);
+            }
+        }
+        Ok(communicator)
     }
 }
 

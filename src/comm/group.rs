@@ -97,7 +97,7 @@ impl Communicator {
         let hosts: Vec<_> = ranks.iter().map(|&rank| self.inner.view.hosts[rank]).collect();
         let view = View { generation: self.inner.view.generation, hosts: number_by_appearance(&hosts) };
         let world = self.inner.world.clone();
-        Communicator::new(world, id, members, rank, view, self.inner.model, self.settings())
+        Communicator::new(world, id, members, rank, view, self.inner.basis(), self.settings())
     }
 }
 

@@ -11,13 +11,17 @@ mod call;
 mod collectives;
 mod communicator;
 mod connect;
+mod figures_file;
 mod group;
 mod handle;
 mod pending;
 mod plans;
 mod point_to_point;
+mod probe;
 mod scope;
 mod threads;
+pub(crate) mod told;
+mod tuning;
 mod views;
 mod world;
 

@@ -17,7 +17,12 @@ struct Key {
     dtype: DataType,
     forced: Option<Algorithm>,
     deterministic: bool,
+    boards: bool,
 }
+
+/// What a plan depends on beside the call: the algorithm that is forced, whether rank order is asked for, and whether the
+/// call may go over boards.
+pub(super) type Manner = (Option<Algorithm>, bool, bool);
 
 /// A plan and the algorithm that was chosen for it.
 #[derive(Clone)]
@@ -27,7 +32,7 @@ pub(super) struct Plan {
 }
 
 impl Key {
-    fn is_of(&self, call: &Call, forced: Option<Algorithm>, deterministic: bool) -> bool {
+    fn is_of(&self, call: &Call, (forced, deterministic, boards): Manner) -> bool {
         self.collective == call.collective
             && self.extent == call.extent
             && self.root == call.root
@@ -35,6 +40,7 @@ impl Key {
             && self.dtype == call.dtype
             && self.forced == forced
             && self.deterministic == deterministic
+            && self.boards == boards
     }
 }
 
@@ -54,15 +60,10 @@ impl Plans {
     const KEPT: usize = 256;
 
     /// The plan for this call, made by `make` if there is none.
-    pub fn get(
-        &self,
-        call: &Call,
-        forced: Option<Algorithm>,
-        deterministic: bool,
-        make: impl FnOnce() -> Result<Plan>,
-    ) -> Result<Plan> {
+    pub fn get(&self, call: &Call, manner: Manner, make: impl FnOnce() -> Result<Plan>) -> Result<Plan> {
+        let (forced, deterministic, boards) = manner;
         let mut known = self.lock();
-        if let Some((_, plan)) = known.last.as_ref().filter(|(key, _)| key.is_of(call, forced, deterministic)) {
+        if let Some((_, plan)) = known.last.as_ref().filter(|(key, _)| key.is_of(call, manner)) {
             return Ok(plan.clone());
         }
         let key = Key {
@@ -73,6 +74,7 @@ impl Plans {
             dtype: call.dtype,
             forced,
             deterministic,
+            boards,
         };
         if let Some((key, plan)) = known.plans.get_key_value(&key).map(|(key, plan)| (key.clone(), plan.clone())) {
             known.last = Some((key, plan.clone()));
@@ -88,6 +90,11 @@ impl Plans {
         known.plans.insert(key.clone(), plan.clone());
         known.last = Some((key, plan.clone()));
         Ok(plan)
+    }
+
+    /// Forgets all: they were made by other figures.
+    pub fn forget(&self) {
+        *self.lock() = Known::default();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Known> {

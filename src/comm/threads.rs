@@ -7,7 +7,7 @@ use super::communicator::{Communicator, Settings};
 use super::connect::{engine_config, sleeper};
 use super::world::World;
 use crate::executor::{Dial, Engine};
-use crate::schedule::cost::CostModel;
+use crate::schedule::cost::Basis;
 use crate::transport::sleep::Sleeper;
 use crate::transport::stream::{StreamConfig, StreamEndpoint};
 use crate::transport::{Endpoint, Lane, inproc};
@@ -64,8 +64,8 @@ pub(crate) fn thread_world_on(hosts: &[usize]) -> Result<Vec<Communicator>> {
     let view = View { generation: Generation::FIRST, hosts: hosts.to_vec() };
     let communicator = |(rank, world)| {
         let members = (0..size).collect();
-        let (model, settings) = (CostModel::default(), Settings::default());
-        Communicator::new(world, CommunicatorId::WORLD, members, rank, view.clone(), model, settings)
+        let (basis, settings) = (Arc::new(Basis::default()), Settings::default());
+        Communicator::new(world, CommunicatorId::WORLD, members, rank, view.clone(), basis.clone(), settings)
     };
     worlds.into_iter().enumerate().map(communicator).collect()
 }

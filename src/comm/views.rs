@@ -6,7 +6,7 @@ use super::communicator::{Communicator, Settings};
 use super::connect::{Dialler, engine_config, sleeper};
 use super::world::World;
 use crate::executor::{Engine, Lost};
-use crate::schedule::cost::CostModel;
+use crate::schedule::cost::Basis;
 use crate::transport::connect::{Connector, ConnectorConfig, NextView, PeerAddress};
 use crate::transport::listen::Listeners;
 use crate::types::{CommunicatorId, Error, Generation, Result, View};
@@ -24,6 +24,8 @@ pub(crate) struct Members {
     pub broken: Vec<usize>,
     /// Why the view before ended.
     pub cause: Arc<str>,
+    /// What its members choose algorithms by.
+    pub basis: Arc<Basis>,
 }
 
 /// What outlives a view.
@@ -31,7 +33,6 @@ pub(crate) struct Views {
     world: Arc<World>,
     connector: Arc<OnceLock<Connector>>,
     own: usize,
-    model: CostModel,
     settings: Settings,
 }
 
@@ -41,7 +42,6 @@ impl Views {
     pub fn start(
         listeners: Listeners,
         connector: ConnectorConfig,
-        model: CostModel,
         settings: Settings,
         on_lost: Box<dyn Fn(Lost) + Send>,
     ) -> Result<Self> {
@@ -58,7 +58,7 @@ impl Views {
         // The slot was made here and is empty.
         let _ = slot.set(connector);
         let world = Arc::new(World::new(engine, Some(Box::new(slot.clone()))));
-        Ok(Self { world, connector: slot, own, model, settings })
+        Ok(Self { world, connector: slot, own, settings })
     }
 
     /// Gives up what is in flight; calls fail with `cause` until they are made on the next view's communicator.
@@ -68,7 +68,7 @@ impl Views {
 
     /// Goes over to a view. Returns its communicator.
     pub fn install(&self, members: Members) -> Result<Communicator> {
-        let Members { generation, slots, hosts, peers, broken, cause } = members;
+        let Members { generation, slots, hosts, peers, broken, cause, basis } = members;
         let rank = slots.iter().position(|&slot| slot == self.own);
         let rank = rank.ok_or_else(|| Error::internal("a view without this member was to be installed"))?;
         let view = View { generation, hosts };
@@ -79,7 +79,7 @@ impl Views {
             connector.install(NextView { generation, peers, again });
         }
         let id = CommunicatorId::world(generation);
-        Communicator::new(self.world.clone(), id, slots, rank, view, self.model, self.settings)
+        Communicator::new(self.world.clone(), id, slots, rank, view, basis, self.settings)
     }
 
     /// Waits for what is in flight, says goodbye and closes.

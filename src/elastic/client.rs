@@ -11,13 +11,12 @@ use super::control::{Command, Control};
 use super::ledger::{Installed, Shared};
 use crate::bootstrap::Settings;
 use crate::bootstrap::control::{Link, wait};
-use crate::comm::{Members, Settings as CommSettings, Views};
+use crate::comm::{Members, Settings as CommSettings, Views, told};
 use crate::executor::Lost;
 use crate::membership::member::{Action, Installation, Member, Outcome, Stop};
-use crate::schedule::cost::{CostModel, LinkModel};
 use crate::sys::points::{Point, reach};
 use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
-use crate::transport::listen::{ListenAddresses, Listeners};
+use crate::transport::listen::Listeners;
 use crate::types::{Deadline, Error, Generation, Result};
 use crate::wire::handshake::JobKey;
 use crate::wire::registry::{FromRegistry, Gone, MAX_ANSWER_FRAME, Parting, ToRegistry};
@@ -309,14 +308,20 @@ impl Driver {
         let mut identities: Vec<&[u8]> = Vec::new();
         let mut hosts = Vec::new();
         let mut peers = Vec::new();
+        let mut told = Vec::new();
         for (peer, process) in members.iter() {
             let host = identities.iter().position(|known| *known == process.host).unwrap_or_else(|| {
                 identities.push(&process.host);
                 identities.len() - 1
             });
             hosts.push(host);
-            peers.push(PeerAddress { rank: *peer, addresses: ListenAddresses::decode(&process.addresses)? });
+            let (addresses, said) = told::read(&process.addresses)?;
+            told.push(said);
+            peers.push(PeerAddress { rank: *peer, addresses });
         }
+        let own = slots.iter().position(|one| one == slot);
+        let own = own.ok_or_else(|| Error::internal("a view without this member"))?;
+        let basis = told::basis(&told, &hosts, own, &self.settings)?;
         let broken = broken
             .iter()
             .filter_map(|&(one, other)| match *slot {
@@ -327,7 +332,8 @@ impl Driver {
             .collect();
         let cause = describe(gone, joined, *outcome);
         let (generation, slots_of) = (*generation, slots.clone());
-        let next = Members { generation, slots: slots_of, hosts, peers: peers.clone(), broken, cause: cause.clone() };
+        let next =
+            Members { generation, slots: slots_of, hosts, peers: peers.clone(), broken, cause: cause.clone(), basis };
         if self.listeners.is_some() {
             let started = self.start(*slot, generation, peers)?;
             *self.lock_views() = Some(started);
@@ -355,7 +361,6 @@ impl Driver {
         let sockets = self.settings.sockets.and_then(|sockets| u8::try_from(sockets).ok());
         let sockets_per_peer = sockets.unwrap_or(config.sockets_per_peer);
         let config = ConnectorConfig { transport: self.policy, sockets_per_peer, ..config };
-        let in_host = if self.policy == TransportPolicy::Tcp { LinkModel::LOOPBACK } else { LinkModel::SHARED_MEMORY };
         let settings = CommSettings {
             timeout: self.settings.timeout,
             algorithm: self.settings.algorithm,
@@ -368,7 +373,7 @@ impl Driver {
             lost_links.count();
             control.send(Command::LinkLost(lost));
         };
-        Views::start(listeners, config, CostModel { in_host, ..CostModel::default() }, settings, Box::new(on_lost))
+        Views::start(listeners, config, settings, Box::new(on_lost))
     }
 
     fn stop(&mut self, stop: &Stop) {

@@ -7,8 +7,8 @@ use super::client::{Client, ClientConfig};
 use super::control::Control;
 use super::ledger::Shared;
 use super::{Elastic, GoOn, Keep};
-use crate::bootstrap::{self, Introduction, Launch, Rendezvous, Settings, Variables};
-use crate::comm::policy;
+use crate::bootstrap::{self, Launch, Rendezvous, Settings, Variables};
+use crate::comm::{policy, told};
 use crate::membership::member::{Member, MemberConfig};
 use crate::sys::points;
 use crate::transport::connect::TransportPolicy;
@@ -60,7 +60,7 @@ impl Elastic {
             ports: settings.ports.clone(),
             shared_memory: policy != TransportPolicy::Tcp,
         })?;
-        let introduction = Introduction::new(listeners.addresses());
+        let introduction = told::introduce(listeners.addresses(), settings, policy != TransportPolicy::Tcp)?;
         let process = ProcessRecord {
             pid: std::process::id(),
             host: introduction.host,

@@ -28,6 +28,8 @@ pub struct Question<'a> {
     pub deterministic: bool,
     /// The algorithm to explain instead of the one that would be chosen.
     pub algorithm: Option<Algorithm>,
+    /// Whether the call may go over the boards of ranks on one host.
+    pub boards: bool,
 }
 
 /// An algorithm beside the others.
@@ -117,7 +119,8 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
     let Question { collective, dtype, size, deterministic, .. } = *question;
     let serving = algorithms_for(collective);
     let asked = question.algorithm.or(serving.first().copied()).unwrap_or(Algorithm::Linear);
-    if size == 0 || !serving.contains(&asked) {
+    let boards = question.boards && !serving.is_empty();
+    if size == 0 || !(serving.contains(&asked) || asked == Algorithm::Boards && boards) {
         let why = if size == 0 { "there are no ranks" } else { "the algorithm does not serve this collective" };
         return Err(PlanError { collective, algorithm: asked, size, why: why.into(), possible: serving.to_vec() });
     }
@@ -135,6 +138,8 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
         equal: true,
         deterministic,
         forced: question.algorithm,
+        boards,
+        inexact: true,
     };
     let choice = select(&selection, model);
     let layout = Hosts::new(hosts, size);
@@ -142,6 +147,17 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
     let mut alternatives = Vec::new();
     let mut chosen = None;
     for &(algorithm, cost) in &choice.alternatives {
+        if algorithm == Algorithm::Boards {
+            alternatives.push(Alternative {
+                algorithm: algorithm.name(),
+                seconds: cost.seconds,
+                steps: 0,
+                bytes_per_rank: 0,
+                bytes_between_hosts: Some(0),
+                simulated: false,
+            });
+            continue;
+        }
         let width = cost::width_on_the_wire(&selection, algorithm, &layout);
         let segment = ((cost.segment / width as f64).ceil() as usize).max(1);
         if !can_be_simulated(collective, algorithm, cost.steps, size) {
@@ -166,7 +182,7 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
             bytes_between_hosts: Some(prediction.bytes_between_hosts),
             simulated: true,
         });
-        if algorithm == choice.algorithm {
+        if algorithm == choice.schedule {
             let verified = verify(&request, &schedules).is_ok();
             chosen = Some((schedules, prediction.transfers.len(), verified, (cost.segment > 0.0).then_some(segment)));
         }
@@ -309,7 +325,12 @@ impl fmt::Display for Explanation {
         writeln!(f, "  predicted   {}", cost::micros(self.seconds))?;
         writeln!(f, "  steps       {}", self.steps)?;
         writeln!(f, "  sent        {} by the busiest rank", size_in_words(self.bytes_per_rank))?;
-        if !self.simulated {
+        if self.algorithm == Algorithm::Boards.name() {
+            writeln!(
+                f,
+                "  (by formula: boards are no schedule; below is the one that stands in where they cannot be had)"
+            )?;
+        } else if !self.simulated {
             writeln!(f, "  (by formula: too many messages to simulate, prove and draw)")?;
         } else {
             writeln!(f, "  messages    {}", self.messages)?;
@@ -383,6 +404,7 @@ mod tests {
             root: 0,
             deterministic: false,
             algorithm: None,
+            boards: false,
         }
     }
 

@@ -93,6 +93,24 @@ pub fn usable_processors() -> usize {
     allowed.min(limit).max(1)
 }
 
+/// How many processors this host has for all its processes, or this process's control group allows when that is less.
+pub fn host_processors() -> usize {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok().and_then(|text| count_list(&text));
+    let limit = cgroup_processors().map_or(usize::MAX, |limit| limit.ceil() as usize);
+    online.unwrap_or_else(usable_processors).min(limit).max(1)
+}
+
+/// How many numbers a list such as `0-3,6` has.
+fn count_list(text: &str) -> Option<usize> {
+    let mut count = 0usize;
+    for range in text.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
 /// A limit of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {

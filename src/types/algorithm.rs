@@ -47,7 +47,7 @@ macro_rules! named {
 pub(super) use named;
 
 named! {
-    /// The shape of a collective's traffic. `docs/algorithms.md` gives the steps and bytes of each.
+    /// The way a collective goes: the shape of its traffic. `docs/algorithms.md` gives the steps and bytes of each.
     "algorithm" Algorithm {
         /// Neighbour to neighbour, n - 1 steps a phase: fewest bytes, most steps.
         Ring = 0, "ring";
@@ -73,6 +73,8 @@ named! {
         Hierarchical = 10, "hierarchical";
         /// Rounds of zero-byte messages at growing distance.
         Dissemination = 11, "dissemination";
+        /// Straight through the boards of few ranks on one host, which is no schedule: `executor/in_host` has its story.
+        Boards = 12, "boards";
     }
 }
 

@@ -388,3 +388,17 @@ change src/transport/board.rs \
     '(end <= heap.bytes()).then(|| heap.start()' \
     '(end > 0).then(|| heap.start()'
 caught_by --lib transport::board::tests::a_place_that_is_not_in_the_heap_is_none
+
+bug chooses-by-its-own-figures 'a rank chooses by the figures that it measured itself'
+change src/schedule/cost/basis.rs \
+    'basis.measured_as(known.into_iter().fold(Figures::default(), Figures::worse))' \
+    'basis.measured_as(known[own])'
+caught_by --lib schedule::cost::basis::tests::ranks_that_measured_differently_choose_alike
+
+bug tunes-by-its-own-times 'a rank keeps the algorithm that was fastest for itself'
+change src/schedule/cost/tune.rs \
+    'let timed = self.candidates.iter().zip(largest).filter(|(_, time)| **time > 0);' \
+    'let _ = largest;
+        let own = self.times();
+        let timed = self.candidates.iter().zip(&own).filter(|(_, time)| **time > 0);'
+caught_by --lib schedule::cost::tune::tests::ranks_stay_together_whatever_each_measures

@@ -122,6 +122,8 @@ pub enum PhxAlgorithm {
     PHX_ALGORITHM_HIERARCHICAL = 10,
     /// Rounds of empty messages at growing distance.
     PHX_ALGORITHM_DISSEMINATION = 11,
+    /// Straight through the memory of few ranks on one host.
+    PHX_ALGORITHM_BOARDS = 12,
 }
 
 /// Bytes of one element of a type (a phx_dtype_t); 0 for numbers that are none.
@@ -158,7 +160,7 @@ pub(crate) fn algorithm(code: i32) -> Result<Option<Algorithm>, Error> {
     let algorithm = small(code).and_then(Algorithm::from_code);
     algorithm
         .map(Some)
-        .ok_or_else(|| Error::invalid(format_args!("algorithm {code} given, a phx_algorithm_t expected (-1 to 11)")))
+        .ok_or_else(|| Error::invalid(format_args!("algorithm {code} given, a phx_algorithm_t expected (-1 to 12)")))
 }
 
 #[cfg(test)]

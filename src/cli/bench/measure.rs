@@ -130,8 +130,8 @@ pub fn measure(comm: &Communicator, job: &Job, report: &mut dyn FnMut(Message)) 
 }
 
 /// One rank's state while it measures one size.
-struct Run<'a, T> {
-    comm: &'a Communicator,
+pub(super) struct Run<'a, T> {
+    pub comm: &'a Communicator,
     /// For everything that is not measured.
     control: Communicator,
     exercise: Exercise,
@@ -143,9 +143,33 @@ struct Run<'a, T> {
     wrong: u64,
 }
 
-impl<T: Value> Run<'_, T> {
+impl<'a, T: Value> Run<'a, T> {
+    /// A run of `exercise` on `comm`, with its buffers, which `registered` allocates if it is given.
+    pub fn new(
+        comm: &'a Communicator,
+        control: Communicator,
+        exercise: Exercise,
+        layout: Layout,
+        registered: Option<&Communicator>,
+    ) -> Result<Self> {
+        let bytes = exercise.extent.total * exercise.dtype.size();
+        let mut buffers = Buffers::<T>::new(layout, registered)?;
+        let is_written_down = bytes <= ALWAYS_CHECKED_BYTES;
+        if is_written_down {
+            buffers.write_down(&exercise, comm.rank(), SALTS);
+        }
+        Ok(Run { comm, control, exercise, buffers, in_place: layout.in_place, is_written_down, wrong: 0 })
+    }
+
+    /// Wrong elements over all ranks; what this rank saw itself counts even if the sum over the ranks is what is broken.
+    pub fn all_wrong(&self) -> Result<u64> {
+        let mut wrong = [self.wrong];
+        self.control.allreduce(&mut wrong, ReduceOp::Sum)?;
+        Ok(wrong[0].max(self.wrong))
+    }
+
     /// One iteration, and how long the call took here.
-    fn iterate(&mut self, check: bool) -> Result<Duration> {
+    pub fn iterate(&mut self, check: bool) -> Result<Duration> {
         let rank = self.comm.rank();
         self.exercise.salt = if self.is_written_down { self.exercise.salt % SALTS + 1 } else { self.exercise.salt + 1 };
         if check || self.in_place {
@@ -164,7 +188,7 @@ impl<T: Value> Run<'_, T> {
     }
 
     /// The largest over the ranks, element by element.
-    fn slowest(&self, times: &mut [u64]) -> Result<()> {
+    pub fn slowest(&self, times: &mut [u64]) -> Result<()> {
         self.control.allreduce(times, ReduceOp::Max)
     }
 }
@@ -173,12 +197,8 @@ fn one_size<T: Value>(comm: &Communicator, job: &Job, exercise: Exercise) -> Res
     let bytes = exercise.extent.total * exercise.dtype.size();
     let layout = Layout::of(&exercise, comm.rank(), job.in_place);
     let control = comm.with_algorithm(None);
-    let mut buffers = Buffers::<T>::new(layout, job.registered.then_some(comm))?;
-    let is_written_down = bytes <= ALWAYS_CHECKED_BYTES;
-    if is_written_down {
-        buffers.write_down(&exercise, comm.rank(), SALTS);
-    }
-    let mut run = Run { comm, control, exercise, buffers, in_place: layout.in_place, is_written_down, wrong: 0 };
+    let registered = job.registered.then_some(comm);
+    let mut run = Run::<T>::new(comm, control, exercise, layout, registered)?;
 
     let (iterations, warmup) = usual_iterations(bytes);
     let warmup = job.warmup.unwrap_or(warmup);
@@ -207,8 +227,7 @@ fn one_size<T: Value>(comm: &Communicator, job: &Job, exercise: Exercise) -> Res
     }
     run.slowest(&mut times)?;
     times.sort_unstable();
-    let mut wrong = [run.wrong];
-    run.control.allreduce(&mut wrong, ReduceOp::Sum)?;
+    let wrong = run.all_wrong()?;
 
     let Exercise { collective, dtype, op, root, ranks, extent, .. } = exercise;
     let algorithm = match call_of(&exercise, job.in_place) {
@@ -236,8 +255,7 @@ fn one_size<T: Value>(comm: &Communicator, job: &Job, exercise: Exercise) -> Res
         algbw_gbs: bandwidth_gbs(bytes, p50),
         busbw_gbs: bandwidth_gbs(bytes, p50) * bus_factor(collective, ranks),
         checked,
-        // What this rank saw itself counts even if the sum over the ranks is what is broken.
-        wrong: wrong[0].max(run.wrong),
+        wrong,
     })
 }
 

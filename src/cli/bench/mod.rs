@@ -12,6 +12,7 @@ mod measure;
 mod namespaces;
 mod report;
 pub(super) mod sizes;
+mod sweep;
 mod values;
 
 use std::io::{Stdout, stdout};
@@ -106,12 +107,43 @@ pub struct Bench {
     #[arg(long, conflicts_with_all = ["hosts", "threads", "transport", "algorithm", "dtype", "op", "in_place",
         "deterministic", "iters", "warmup", "root"])]
     limit: bool,
+    /// Measure every algorithm in alternation beside the model's prediction, of these collectives [default: all], and say
+    /// what the choice loses against the fastest
+    #[arg(long, value_name = "COLLECTIVES", num_args = 0..=1, value_delimiter = ',', default_missing_value = "all",
+          require_equals = true, value_parser = swept, conflicts_with_all = ["algorithm", "in_place", "iters", "warmup"])]
+    sweep: Option<Vec<Swept>>,
     /// Print one JSON object for each size
     #[arg(long)]
     json: bool,
     /// Where the process that started this one listens
     #[arg(long, hide = true, value_name = "DESCRIPTOR")]
     report_to: Option<i32>,
+}
+
+/// What a sweep goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Swept {
+    All,
+    One(Collective),
+}
+
+impl Swept {
+    fn collectives(&self) -> Vec<Collective> {
+        match self {
+            Swept::All => sweep::all(),
+            Swept::One(collective) => vec![*collective],
+        }
+    }
+}
+
+fn swept(text: &str) -> std::result::Result<Swept, String> {
+    match text {
+        "all" => Ok(Swept::All),
+        _ => match text.parse()? {
+            Collective::SendRecv => Err("send_recv is one message: there is nothing to choose".into()),
+            collective => Ok(Swept::One(collective)),
+        },
+    }
 }
 
 /// What a rank may be bound to.
@@ -146,6 +178,9 @@ impl Bench {
     fn check_algorithm(&self) -> Result<()> {
         let Some(asked) = self.algorithm else { return Ok(()) };
         let there = algorithms_for(self.collective);
+        if asked == Algorithm::Boards && !there.is_empty() {
+            return Ok(());
+        }
         if there.contains(&asked) {
             return Ok(());
         }
@@ -223,15 +258,19 @@ fn as_limit(arguments: &Bench, job: &Job, ranks: usize) -> Result<ExitCode> {
 fn as_rank(arguments: &Bench, job: &Job, comm: Communicator) -> Result<ExitCode> {
     let comm = if arguments.algorithm.is_some() { comm.with_algorithm(arguments.algorithm) } else { comm };
     let comm = if arguments.deterministic { comm.with_deterministic(true) } else { comm };
+    let measure = |report: &mut dyn FnMut(Message)| match &arguments.sweep {
+        Some(swept) => sweep::sweep(&comm, job, &swept.iter().flat_map(Swept::collectives).collect::<Vec<_>>(), report),
+        None => measure(&comm, job, report),
+    };
     let wrong = match arguments.report_to {
-        _ if comm.rank() != 0 => measure(&comm, job, &mut |_| {})?,
+        _ if comm.rank() != 0 => measure(&mut |_| {})?,
         Some(descriptor) => {
             let mut reports = Reports::open(descriptor)?;
-            measure(&comm, job, &mut |message| reports.send(&message))?
+            measure(&mut |message| reports.send(&message))?
         }
         None => {
             let mut renderer = arguments.renderer();
-            measure(&comm, job, &mut |message| renderer.show(&message))?
+            measure(&mut |message| renderer.show(&message))?
         }
     };
     comm.shutdown();

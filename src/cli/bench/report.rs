@@ -6,6 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use super::measure::Row;
+use super::sweep::{self, Cell};
 
 /// From rank 0 to whoever renders.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +23,8 @@ pub enum Message {
     },
     /// A size was measured.
     Row(Box<Row>),
+    /// A cell of a sweep was measured.
+    Cell(Box<Cell>),
     /// All sizes were measured.
     End,
 }
@@ -33,6 +36,7 @@ pub struct Renderer<W> {
     json: bool,
     rows: usize,
     wrong: u64,
+    cells: Vec<Cell>,
 }
 
 /// The columns of the table, with their units.
@@ -46,7 +50,7 @@ impl<W: Write> Renderer<W> {
         if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos} of {len} sizes, now {msg}") {
             bar.set_style(style);
         }
-        Self { output, bar, json, rows: 0, wrong: 0 }
+        Self { output, bar, json, rows: 0, wrong: 0, cells: Vec::new() }
     }
 
     /// Shows one message.
@@ -71,8 +75,29 @@ impl<W: Write> Renderer<W> {
                 self.wrong += row.wrong;
                 self.line(&table_row(row));
             }
+            Message::Cell(cell) => {
+                if self.json {
+                    if let Ok(object) = serde_json::to_string(cell) {
+                        self.line(&object);
+                    }
+                } else {
+                    if self.cells.is_empty() {
+                        self.line(sweep::HEADER);
+                    }
+                    self.line(&sweep::line(cell));
+                }
+                self.rows += 1;
+                self.wrong += cell.wrong;
+                self.cells.push(Cell::clone(cell));
+            }
             Message::End => {
                 self.bar.finish_and_clear();
+                if self.json {
+                    return;
+                }
+                if !self.cells.is_empty() {
+                    self.line(&sweep::summary(&self.cells));
+                }
                 match self.wrong {
                     _ if self.rows == 0 => {}
                     0 => self.line("# every element of every checked result is right"),

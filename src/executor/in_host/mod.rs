@@ -61,8 +61,7 @@ pub use layout::{Extent, Layout};
 pub(super) use run::{Memory, Run};
 pub(super) use set_up::SetUp;
 
-/// The most ranks that share boards: every rank looks at all the others' lines.
-pub const MOST_RANKS: usize = 8;
+pub use crate::schedule::cost::MOST_RANKS_OF_BOARDS as MOST_RANKS;
 
 /// Why a call cannot go on.
 #[derive(Debug)]

@@ -46,6 +46,7 @@ pub fn estimate(
     let n = hosts.size();
     let bytes = elements as f64 * width as f64;
     let mut tally = Tally { hosts, model, width: width as f64, total: Estimate::default() };
+    tally.total.seconds = model.host.map_or(0.0, |host| host.operation);
     if n <= 1 {
         tally.local(bytes, model.copy_seconds_per_byte);
         return tally.total;
@@ -92,13 +93,36 @@ impl Tally<'_> {
     }
 
     /// Adds a step that ends when the slower of two groups of messages ends: `near` ones through one rank's port, `far`
-    /// ones through one host's.
+    /// ones through one host's. All ranks of a host send and receive alike.
     fn step(&mut self, near: usize, far: usize, bytes: f64) {
-        let time = |link: &LinkModel, messages: usize| {
-            if messages == 0 { 0.0 } else { link.latency + messages as f64 * link.occupied(bytes) }
-        };
+        self.step_of(near, near * self.hosts.most(), far, bytes);
+    }
+
+    /// As [`step`](Self::step), where a host's ranks have `all` messages among them.
+    fn step_of(&mut self, near: usize, all: usize, far: usize, bytes: f64) {
         self.total.steps += 1;
-        self.total.seconds += time(&self.model.in_host, near).max(time(&self.model.between_hosts, far));
+        let link = &self.model.between_hosts;
+        let far = if far == 0 { 0.0 } else { link.latency + far as f64 * link.occupied(bytes) };
+        self.total.seconds += self.near(near, all, bytes).max(far);
+    }
+
+    /// A step within hosts.
+    fn near(&self, near: usize, all: usize, bytes: f64) -> f64 {
+        let (link, most) = (&self.model.in_host, self.hosts.most());
+        if near == 0 {
+            return 0.0;
+        }
+        let Some(host) = self.model.host else { return link.latency + near as f64 * link.occupied(bytes) };
+        // Where one rank sends all there are, or receives them, it bears a part of each only.
+        let busiest = if all == near { near as f64 * host.one_way } else { near as f64 };
+        let together = all as f64 / host.processors.clamp(1.0, most as f64);
+        let message = if self.model.sharing(most) > 1.0 {
+            // Where each has few messages, some processor idles while its ranks wait for those on others.
+            host.switch + link.occupied(bytes * (1.0 + host.idling / near as f64))
+        } else {
+            link.occupied(bytes)
+        };
+        link.latency + self.model.waiting(most) + busiest.max(together) * message
     }
 
     /// Local work on `bytes`, counting each operand.
@@ -107,6 +131,11 @@ impl Tally<'_> {
     }
 
     fn arithmetic(&mut self, bytes: f64) {
+        self.local(bytes, self.model.reduce_seconds_per_byte * self.model.sharing(self.hosts.most()));
+    }
+
+    /// Arithmetic of one rank of a host, while the others there have none.
+    fn alone(&mut self, bytes: f64) {
         self.local(bytes, self.model.reduce_seconds_per_byte);
     }
 
@@ -120,7 +149,7 @@ impl Tally<'_> {
     /// One rank sends `bytes` to everyone, or receives them.
     fn fan(&mut self, bytes: f64) {
         let (n, most) = (self.n(), self.hosts.most());
-        self.step(most - 1, n - most, bytes);
+        self.step_of(most - 1, most - 1, n - most, bytes);
         self.total.bytes += (n - 1) as f64 * bytes;
     }
 
@@ -144,7 +173,8 @@ impl Tally<'_> {
     /// one `distance` away, or receive them.
     fn level(&mut self, distance: usize, bytes: f64) {
         let senders = (0..self.n() - distance).step_by(2 * distance);
-        self.step(1, self.hosts.crossing(senders.map(|rank| (rank, rank + distance))), bytes);
+        let all = senders.len().div_ceil(self.hosts.count());
+        self.step_of(1, all, self.hosts.crossing(senders.map(|rank| (rank, rank + distance))), bytes);
         self.total.bytes += bytes;
     }
 
@@ -193,14 +223,16 @@ impl Tally<'_> {
     fn chain(&mut self, bytes: f64) {
         let far = self.hosts.count() - 1;
         let near = self.n() - 1 - far;
-        let (slow, model) = (self.slower(), self.model);
+        let (slow, model) = (self.slower(), *self.model);
         let links = [(near as f64, model.in_host), (far as f64, model.between_hosts)];
         let filling: f64 = links.iter().map(|(hops, link)| hops * link.seconds_per_byte).sum();
         let segments = segments(bytes, filling - slow.seconds_per_byte, slow.latency + slow.overhead);
         let segment = bytes / segments;
-        let hop = |link: &LinkModel| link.latency + link.occupied(segment);
-        self.total.seconds += links.iter().map(|(hops, link)| hops * hop(link)).sum::<f64>();
-        self.total.seconds += (segments - 1.0) * hop(&slow);
+        let hop = model.between_hosts.latency + model.between_hosts.occupied(segment);
+        let all = (self.n() - 1).div_ceil(self.hosts.count());
+        self.total.seconds += near as f64 * self.near(1, 1, segment) + far as f64 * hop;
+        self.total.seconds +=
+            (segments - 1.0) * if far > 0 { hop.max(self.near(1, all, segment)) } else { self.near(1, all, segment) };
         self.total.steps += segments as usize + usize::from(self.n() > 2);
         self.total.bytes += bytes;
         self.total.segment = segment;
@@ -279,6 +311,15 @@ impl Tally<'_> {
         self.arithmetic(bytes);
     }
 
+    /// One rank of each host sends `bytes` to all others there, or receives them.
+    fn within_fan(&mut self, bytes: f64) {
+        let others = self.hosts.most() - 1;
+        if others > 0 {
+            self.step_of(others, others, 0, bytes);
+            self.total.bytes += others as f64 * bytes;
+        }
+    }
+
     /// Owners and all others of each host exchange shards of `bytes`.
     fn within(&mut self, bytes: f64) {
         if self.hosts.most() > 1 {
@@ -318,7 +359,7 @@ impl Tally<'_> {
         match algorithm {
             Algorithm::Linear => {
                 self.fan(bytes);
-                self.arithmetic(n * bytes);
+                self.alone(n * bytes);
                 self.total.bytes = bytes;
             }
             Algorithm::TwoShot => {
@@ -333,10 +374,10 @@ impl Tally<'_> {
                 self.arithmetic(bytes);
             }
             Algorithm::Hierarchical => {
-                self.within(bytes);
-                self.arithmetic(self.hosts.most() as f64 * bytes);
+                self.within_fan(bytes);
+                self.alone(self.hosts.most() as f64 * bytes);
                 self.leaders(bytes);
-                self.arithmetic(f64::from(ceil_log2(self.hosts.count())) * bytes);
+                self.alone(f64::from(ceil_log2(self.hosts.count())) * bytes);
                 self.total.bytes = bytes;
             }
             _ => {
@@ -358,7 +399,7 @@ impl Tally<'_> {
             Algorithm::Ring => self.chain(bytes),
             Algorithm::Hierarchical => {
                 self.leaders(bytes);
-                self.within(bytes);
+                self.within_fan(bytes);
             }
             _ => self.binomial(|_| bytes),
         }

@@ -7,18 +7,27 @@
 //! R. Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994; A. Alexandrov, M. Ionescu,
 //! K. Schauser and C. Scheiman, "LogGP", JPDC 44(1), 1997.
 
+mod basis;
+mod boards;
 mod formula;
 mod select;
 mod simulate;
+mod table;
+pub mod tune;
 
+pub use basis::{Basis, ChoiceMode, Figures, Told, agree};
+pub use boards::{BoardModel, MOST_RANKS_OF_BOARDS};
 pub use formula::{Estimate, estimate};
-pub use select::{Choice, Selection, select};
+pub use select::{Choice, Selection, select, select_by};
 pub(super) use select::{micros, width_on_the_wire};
 pub(super) use simulate::paced;
 pub use simulate::{Prediction, Transfer, simulate};
+pub use table::AlgorithmTable;
+
+use serde::{Deserialize, Serialize};
 
 /// What a message costs over one kind of link.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkModel {
     /// Seconds from the first byte leaving to its arriving, and from an empty message's posting to its end.
     pub latency: f64,
@@ -39,6 +48,72 @@ pub struct CostModel {
     pub reduce_seconds_per_byte: f64,
     /// Seconds for each byte copied.
     pub copy_seconds_per_byte: f64,
+    /// Over the boards of ranks on one host.
+    pub boards: BoardModel,
+    /// What the ranks of a host share. Nothing, if not given: then each has a processor of its own, which sends and
+    /// receives at the same time.
+    pub host: Option<HostModel>,
+}
+
+/// What the ranks of a host share.
+///
+/// Within a host it is a processor that moves the bytes: a rank either sends or receives, and ranks that share processors
+/// take turns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostModel {
+    /// How many ranks can be at work at once: the processors that they have together.
+    pub processors: f64,
+    /// Seconds until a rank has a processor again, for each rank that shares it.
+    pub turn: f64,
+    /// Seconds more for each message where ranks share processors.
+    pub switch: f64,
+    /// Which part more the bytes cost where ranks share processors and each has one message in a step; less where it has
+    /// more.
+    pub idling: f64,
+    /// The part of a message's cost that its sender bears; where all send and receive alike it makes no difference.
+    pub one_way: f64,
+    /// Seconds that an operation costs beside its messages.
+    pub operation: f64,
+}
+
+impl HostModel {
+    /// Ranks that move bytes through shared memory.
+    pub const SHARED_MEMORY: HostModel = HostModel {
+        processors: f64::INFINITY,
+        turn: 2e-6,
+        switch: 0.4e-6,
+        idling: 0.0,
+        one_way: 0.7,
+        operation: 0.5e-6,
+    };
+
+    /// Ranks that move bytes through sockets, where they sleep sooner.
+    pub const SOCKETS: HostModel = HostModel {
+        processors: f64::INFINITY,
+        turn: 5e-6,
+        switch: 3.5e-6,
+        idling: 0.6,
+        one_way: 0.65,
+        operation: 0.5e-6,
+    };
+}
+
+impl Default for HostModel {
+    fn default() -> Self {
+        Self::SHARED_MEMORY
+    }
+}
+
+impl CostModel {
+    /// How many of `ranks` ranks of a host share a processor.
+    fn sharing(&self, ranks: usize) -> f64 {
+        self.host.map_or(1.0, |host| (ranks as f64 / host.processors.max(1.0)).max(1.0))
+    }
+
+    /// Seconds more that a step takes where `ranks` ranks of a host share processors.
+    fn waiting(&self, ranks: usize) -> f64 {
+        self.host.map_or(0.0, |host| host.turn * (self.sharing(ranks) - 1.0))
+    }
 }
 
 impl LinkModel {
@@ -46,7 +121,7 @@ impl LinkModel {
     pub const SHARED_MEMORY: LinkModel = LinkModel { latency: 0.3e-6, overhead: 0.2e-6, seconds_per_byte: 1.0 / 5e9 };
 
     /// TCP within one host.
-    pub const LOOPBACK: LinkModel = LinkModel { latency: 6e-6, overhead: 3e-6, seconds_per_byte: 1.0 / 2e9 };
+    pub const LOOPBACK: LinkModel = LinkModel { latency: 1.5e-6, overhead: 2.5e-6, seconds_per_byte: 1.0 / 2e9 };
 
     /// TCP over Ethernet of the given speed, switched.
     pub const fn ethernet(gigabits_per_second: f64) -> LinkModel {
@@ -67,6 +142,8 @@ impl Default for CostModel {
             between_hosts: LinkModel::ethernet(10.0),
             reduce_seconds_per_byte: 1.0 / 12e9,
             copy_seconds_per_byte: 1.0 / 12e9,
+            boards: BoardModel::default(),
+            host: None,
         }
     }
 }

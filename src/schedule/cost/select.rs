@@ -2,7 +2,7 @@
 
 use super::super::plan::partials_travel;
 use super::super::{Hosts, algorithms_for};
-use super::{CostModel, Estimate, estimate};
+use super::{Basis, ChoiceMode, CostModel, Estimate, boards, estimate};
 use crate::types::{Algorithm, Collective, DataType};
 
 /// What the choice depends on. Every field, and the cost model too, must be the same on all ranks, or messages would
@@ -26,6 +26,10 @@ pub struct Selection<'a> {
     pub deterministic: bool,
     /// The algorithm the user asked for, if any.
     pub forced: Option<Algorithm>,
+    /// Whether the call may go over the boards of ranks on one host.
+    pub boards: bool,
+    /// Whether the order of a reduction shows in its bits, as with floating point.
+    pub inexact: bool,
 }
 
 /// An algorithm, and why it was chosen.
@@ -33,12 +37,17 @@ pub struct Selection<'a> {
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,
+    /// The one that a plan is made for: the same, unless the call goes over boards. Then it is what stands in for them where
+    /// the ranks find that they do not see each other's.
+    pub schedule: Algorithm,
     /// Why, in words.
     pub reason: String,
     /// Elements of a segment, for [`PlanRequest::segment`](super::super::PlanRequest::segment).
     pub segment: usize,
     /// What each algorithm that could serve would cost by formula, the fastest first.
     pub alternatives: Vec<(Algorithm, Estimate)>,
+    /// Those that may stand in for it: whose results have the same bits, unless all may. With it.
+    pub interchangeable: Vec<Algorithm>,
 }
 
 /// The most ranks for which direct algorithms are preferred to others whatever the formulas say: they reduce in rank
@@ -53,6 +62,63 @@ const MOST_ONE_SHOT: usize = 1 << 20;
 /// A forced algorithm that does not serve the collective is not an error, since it is usually meant for another
 /// collective of the same program; the reason says so.
 pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
+    select_among(selection, model, Among::Usual)
+}
+
+/// Chooses by what the ranks agreed on: the table first, then the figures.
+///
+/// Where figures were measured, and the order of the reduction would show, only algorithms compete that give the bits of
+/// the one which the built-in figures choose, unless all may.
+pub fn select_by(selection: &Selection<'_>, basis: &Basis) -> Choice {
+    with_interchangeable(choose_by(selection, basis), basis)
+}
+
+fn choose_by(selection: &Selection<'_>, basis: &Basis) -> Choice {
+    let one_host = selection.hosts.iter().all(|host| *host == selection.hosts[0]);
+    let bytes = selection.elements.saturating_mul(selection.dtype.size());
+    let shared = basis.shares_memory && one_host;
+    let ruled = basis.table.find(selection.collective, selection.size, shared, bytes);
+    let asked = Selection { forced: selection.forced.or(ruled), ..*selection };
+    if asked.forced.is_some() {
+        let mut choice = select(&asked, basis.model());
+        if selection.forced.is_none() && Some(choice.algorithm) == ruled {
+            choice.reason = "the table says so".into();
+        }
+        return choice;
+    }
+    match (&basis.measured, basis.choice) {
+        (None, _) | (_, ChoiceMode::Builtin) => select(selection, &basis.builtin),
+        (Some(measured), ChoiceMode::Measured) if selection.inexact => {
+            let usual = select(selection, &basis.builtin);
+            if usual.algorithm == Algorithm::Boards {
+                return usual;
+            }
+            let scheduled = Selection { boards: false, ..*selection };
+            select_among(&scheduled, measured, Among::SameBits(usual.algorithm))
+        }
+        (Some(measured), _) => select_among(selection, measured, Among::All),
+    }
+}
+
+/// Lets all stand in for each other, if the basis says that bits may change.
+fn with_interchangeable(mut choice: Choice, basis: &Basis) -> Choice {
+    if basis.choice == ChoiceMode::Free {
+        choice.interchangeable = choice.alternatives.iter().map(|(other, _)| *other).collect();
+    }
+    choice
+}
+
+/// Which algorithms compete.
+#[derive(Clone, Copy)]
+enum Among {
+    /// Among few ranks the direct ones, else all.
+    Usual,
+    /// Those that give the bits of this one.
+    SameBits(Algorithm),
+    All,
+}
+
+fn select_among(selection: &Selection<'_>, model: &CostModel, among: Among) -> Choice {
     let hosts = Hosts::new(selection.hosts, selection.size);
     let mut alternatives: Vec<(Algorithm, Estimate)> = algorithms_for(selection.collective)
         .iter()
@@ -65,11 +131,33 @@ pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
         })
         .collect();
     alternatives.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
-    let (algorithm, reason) = decide(selection, &hosts, &alternatives);
-    let bytes = alternatives.iter().find(|(other, _)| *other == algorithm).map_or(0.0, |(_, cost)| cost.segment);
-    let width = width_on_the_wire(selection, algorithm, &hosts) as f64;
-    let segment = if bytes > 0.0 { (bytes / width).ceil() as usize } else { selection.elements };
-    Choice { algorithm, reason, segment: segment.max(1), alternatives }
+    let (schedule, mut reason) = decide(selection, &hosts, &alternatives, among);
+    let cost_of = |algorithm| alternatives.iter().find(|(other, _)| *other == algorithm).map(|(_, cost)| *cost);
+    let planned = cost_of(schedule).unwrap_or_default();
+    let width = width_on_the_wire(selection, schedule, &hosts) as f64;
+    let segment = if planned.segment > 0.0 { (planned.segment / width).ceil() as usize } else { selection.elements };
+    let mut algorithm = schedule;
+    if selection.boards && selection.collective != Collective::SendRecv {
+        let bytes = selection.elements as f64 * selection.dtype.size() as f64;
+        let boards = boards::estimate(selection.collective, bytes, selection.size, model);
+        let at = alternatives.partition_point(|(_, cost)| cost.seconds < boards.seconds);
+        alternatives.insert(at, (Algorithm::Boards, boards));
+        let (ours, theirs) = (micros(boards.seconds), micros(planned.seconds));
+        match selection.forced {
+            Some(Algorithm::Boards) => (algorithm, reason) = (Algorithm::Boards, "asked for".into()),
+            Some(forced) if forced == schedule => {}
+            _ if boards.seconds <= planned.seconds => {
+                algorithm = Algorithm::Boards;
+                reason = format!("straight through shared memory; {ours} by formula, against {theirs} for {schedule}");
+            }
+            _ => reason = format!("{reason}; boards would take {ours}"),
+        }
+    }
+    let partial = |algorithm| partials_travel(selection.collective, algorithm, &hosts, selection.deterministic);
+    let raw = |algorithm| algorithm == Algorithm::Boards || !partial(algorithm);
+    let same = |other: &Algorithm| *other == algorithm || !selection.inexact || raw(*other) && raw(algorithm);
+    let interchangeable = alternatives.iter().map(|(other, _)| *other).filter(same).collect();
+    Choice { algorithm, schedule, reason, segment: segment.max(1), alternatives, interchangeable }
 }
 
 /// Bytes of an element as it travels: halves are twice as wide where partial results are.
@@ -80,7 +168,12 @@ pub(in crate::schedule) fn width_on_the_wire(selection: &Selection<'_>, algorith
 }
 
 /// The choice among alternatives that are sorted by time.
-fn decide(selection: &Selection<'_>, hosts: &Hosts, alternatives: &[(Algorithm, Estimate)]) -> (Algorithm, String) {
+fn decide(
+    selection: &Selection<'_>,
+    hosts: &Hosts,
+    alternatives: &[(Algorithm, Estimate)],
+    among: Among,
+) -> (Algorithm, String) {
     let Selection { collective, size, .. } = *selection;
     let Some(&(fastest, _)) = alternatives.first() else {
         return (Algorithm::Linear, format!("{collective} is one instruction"));
@@ -96,17 +189,23 @@ fn decide(selection: &Selection<'_>, hosts: &Hosts, alternatives: &[(Algorithm, 
     if size == 1 {
         return choose(algorithms_for(collective)[0], "one rank has nothing to exchange".into());
     }
-    let few = size <= MOST_DIRECT && collective == Collective::Allreduce;
+    let few = size <= MOST_DIRECT && collective == Collective::Allreduce && matches!(among, Among::Usual);
+    let partial = |algorithm| partials_travel(collective, algorithm, hosts, selection.deterministic);
+    let allowed = |algorithm| match among {
+        Among::SameBits(usual) => algorithm == usual || !partial(algorithm) && !partial(usual),
+        _ => true,
+    };
     let layered = hosts.count() > 1 && hosts.most() > 1;
-    let mut candidates = alternatives.iter().filter(|(algorithm, _)| match algorithm {
-        Algorithm::OneShot if collective == Collective::Allreduce => {
-            selection.elements.saturating_mul(selection.dtype.size()) <= MOST_ONE_SHOT
-        }
-        Algorithm::TwoShot => true,
-        // Without several ranks on several hosts it is a flat algorithm by another name.
-        Algorithm::Hierarchical => layered,
-        _ => !few,
-    });
+    let mut candidates =
+        alternatives.iter().filter(|(algorithm, _)| allowed(*algorithm)).filter(|(algorithm, _)| match algorithm {
+            Algorithm::OneShot if collective == Collective::Allreduce => {
+                selection.elements.saturating_mul(selection.dtype.size()) <= MOST_ONE_SHOT
+            }
+            Algorithm::TwoShot => true,
+            // Without several ranks on several hosts it is a flat algorithm by another name.
+            Algorithm::Hierarchical => layered,
+            _ => !few,
+        });
     let Some(&(algorithm, cost)) = candidates.next() else {
         return choose(fastest, "the only one that serves".into());
     };
@@ -144,6 +243,8 @@ mod tests {
             equal: true,
             deterministic: false,
             forced: None,
+            boards: false,
+            inexact: true,
         }
     }
 

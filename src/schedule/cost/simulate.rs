@@ -128,8 +128,13 @@ pub fn simulate(schedules: &[Schedule], hosts: &[usize], element_bytes: usize, m
 /// All messages of a run in which each takes one second, and keeps both of its ends for so long.
 pub(in crate::schedule) fn paced(schedules: &[Schedule]) -> Vec<Transfer> {
     let free = LinkModel { latency: 0.0, overhead: 0.0, seconds_per_byte: 0.0 };
-    let model =
-        CostModel { in_host: free, between_hosts: free, reduce_seconds_per_byte: 0.0, copy_seconds_per_byte: 0.0 };
+    let model = CostModel {
+        in_host: free,
+        between_hosts: free,
+        reduce_seconds_per_byte: 0.0,
+        copy_seconds_per_byte: 0.0,
+        ..CostModel::default()
+    };
     Simulation::new(schedules, &[], 0, &model, true).run().transfers
 }
 
@@ -296,6 +301,7 @@ mod tests {
             between_hosts: LinkModel { latency: 100.0, ..UNIT },
             reduce_seconds_per_byte: 0.0,
             copy_seconds_per_byte: 0.0,
+            ..CostModel::default()
         };
         let schedules = request.plan_all().unwrap_or_else(|error| panic!("{error}"));
         simulate(&schedules, hosts, 1, &model).seconds

@@ -103,6 +103,8 @@ fn the_choice_is_near_the_best() {
                         equal: true,
                         deterministic,
                         forced: None,
+                        boards: false,
+                        inexact: true,
                     };
                     let choice = select(&selection, &model);
                     let time = |algorithm: Algorithm| {

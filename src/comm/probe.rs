@@ -1,0 +1,151 @@
+//! What the links of a world cost, measured when its ranks have met.
+//!
+//! Three patterns tell the three figures of a link: everyone passes a few bytes on around the circle (latency and overhead),
+//! everyone sends a few bytes to everyone (n - 1 overheads), everyone passes many bytes on. They are run among the ranks of
+//! each host, all hosts at once, and among one rank of each host. Every rank takes the worst of all, from one allreduce; so
+//! that all hold the same, whatever each measured.
+
+use std::time::{Duration, Instant};
+
+use super::communicator::Communicator;
+use crate::schedule::cost::{Figures, LinkModel};
+use crate::types::{Algorithm, Deadline, ReduceOp, Result};
+
+/// Bytes of the long messages: a millisecond or less on links of 1 Gbit/s and more.
+const LONG: usize = 64 << 10;
+/// How often the short patterns and the long one are timed. The first, which may make connections, does not count.
+const SHORTS: usize = 12;
+const LONGS: usize = 4;
+
+/// Measures. All ranks call it at the same time, before anything else.
+///
+/// # Errors
+///
+/// When a rank does not take part until the deadline, or is lost.
+pub(super) fn measure(world: &Communicator, deadline: Deadline) -> Result<Figures> {
+    let world = world.with_timeout(deadline.remaining(Instant::now()).max(Duration::from_secs(1)));
+    let hosts = &world.view().hosts;
+    let own_host: Vec<usize> = (0..world.size()).filter(|&rank| hosts[rank] == hosts[world.rank()]).collect();
+    let firsts: Vec<usize> =
+        (0..world.size()).filter(|&rank| hosts[..rank].iter().all(|host| *host != hosts[rank])).collect();
+    // What all ranks know before: whether a figure comes of each kind.
+    let (crowded, many) = (firsts.len() < world.size(), firsts.len() > 1);
+    let mut worst = [0.0f64; 6];
+    let mut add = |at: usize, link: Option<LinkModel>| {
+        if let Some(LinkModel { latency, overhead, seconds_per_byte }) = link {
+            worst[at..at + 3].copy_from_slice(&[latency, overhead, seconds_per_byte]);
+        }
+    };
+    if crowded && own_host.len() > 1 {
+        // As if each rank had a processor: the formulas reckon with what is shared.
+        let shared = world.inner.basis().builtin.host.map_or(1.0, |host| own_host.len() as f64 / host.processors);
+        add(0, within(&world, &own_host)?.map(|link| scaled(link, 1.0 / shared.max(1.0))));
+    }
+    if many {
+        add(3, within(&world, &firsts)?);
+    }
+    world.allreduce(&mut worst, ReduceOp::Max)?;
+    let link = |at: usize| LinkModel {
+        latency: worst[at],
+        overhead: worst[at + 1].max(1e-9),
+        seconds_per_byte: worst[at + 2].max(1e-12),
+    };
+    let figures = Figures { in_host: crowded.then(|| link(0)), between_hosts: many.then(|| link(3)) };
+    tracing::info!(?figures, "links measured");
+    Ok(figures)
+}
+
+fn scaled(link: LinkModel, factor: f64) -> LinkModel {
+    LinkModel {
+        latency: link.latency,
+        overhead: link.overhead * factor,
+        seconds_per_byte: link.seconds_per_byte * factor,
+    }
+}
+
+/// Measures among some ranks, as the slowest of them sees it. `None` on the others.
+fn within(world: &Communicator, ranks: &[usize]) -> Result<Option<LinkModel>> {
+    let Some(group) = world.subgroup(ranks)? else { return Ok(None) };
+    let direct = group.with_algorithm(Some(Algorithm::OneShot));
+    let size = group.size();
+    let short = least(SHORTS, &group, || pass_on(&group, 8))?;
+    let (input, mut output) = (vec![0u64; size], vec![0u64; size]);
+    let all = least(SHORTS, &group, || direct.alltoall(&input, &mut output))?;
+    let long = least(LONGS, &group, || pass_on(&group, LONG))?;
+    Ok(Some(link_of(size, short, all, long)))
+}
+
+/// The figures of a link from the times of the three patterns among `size` ranks.
+fn link_of(size: usize, short: f64, all: f64, long: f64) -> LinkModel {
+    let each = if size > 2 { (all - short) / (size - 2) as f64 } else { short / 2.0 };
+    // Noise may make it more than all of the short pattern, or nothing.
+    let overhead = each.clamp(short / 10.0, short).max(1e-9);
+    LinkModel {
+        latency: (short - overhead).max(0.0),
+        overhead,
+        seconds_per_byte: ((long - short) / LONG as f64).max(1e-12),
+    }
+}
+
+/// The least time of a call, each begun together: what else goes on only adds to it, and the file keeps it for days.
+fn least(times: usize, group: &Communicator, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+    let mut least = f64::INFINITY;
+    for number in 0..times {
+        group.barrier()?;
+        let began = Instant::now();
+        call()?;
+        if number > 0 {
+            least = least.min(began.elapsed().as_secs_f64());
+        }
+    }
+    Ok(least)
+}
+
+/// Sends `bytes` to the next rank and receives as many from the one before.
+fn pass_on(group: &Communicator, bytes: usize) -> Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    let (input, mut output) = (vec![0u8; bytes], vec![0u8; bytes]);
+    group.scope(|scope| {
+        scope.recv(&mut output, (rank + size - 1) % size, 0)?;
+        scope.send(&input, (rank + 1) % size, 0)?;
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_those_that_the_times_came_of() {
+        let link = LinkModel { latency: 20e-6, overhead: 5e-6, seconds_per_byte: 8e-9 };
+        let found = link_of(4, 25e-6, 35e-6, 25e-6 + LONG as f64 * 8e-9);
+        let near = |one: f64, other: f64| (one / other - 1.0).abs() < 1e-9;
+        assert!(near(found.latency, link.latency) && near(found.overhead, link.overhead), "{found:?}");
+        assert!(near(found.seconds_per_byte, link.seconds_per_byte), "{found:?}");
+    }
+
+    #[test]
+    fn figures_are_sound_whatever_noise_does() {
+        for (short, all, long) in [(1e-6, 1e-9, 1e-9), (1e-6, 1.0, 1.0), (0.0, 0.0, 0.0), (5e-6, 5e-6, 5e-6)] {
+            for size in [2, 3, 9] {
+                let link = link_of(size, short, all, long);
+                assert!(Figures { in_host: Some(link), between_hosts: None }.are_sound(), "{link:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn all_ranks_hold_the_same_figures() {
+        let world = super::super::thread_world_on(&[0, 0, 1, 1, 2]).expect("threads");
+        let figures: Vec<Figures> = std::thread::scope(|scope| {
+            let rank = |comm: Communicator| {
+                scope.spawn(move || measure(&comm, Deadline::after(Instant::now(), Duration::from_secs(120))))
+            };
+            let threads: Vec<_> = world.into_iter().map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic").expect("figures")).collect()
+        });
+        assert!(figures.iter().all(|one| *one == figures[0] && one.are_sound()), "{figures:?}");
+        assert!(figures[0].in_host.is_some() && figures[0].between_hosts.is_some());
+    }
+}

@@ -1,0 +1,84 @@
+//! What ranks tell each other when they meet: where they listen, and what they would choose algorithms by.
+//!
+//! It travels with the addresses, which all members get of all: in the rendezvous, and in every view of an elastic job. So
+//! that ranks choose alike costs no message, and a change of the view holds nobody up.
+
+use std::sync::Arc;
+
+use super::figures_file;
+use crate::bootstrap::{Introduction, Settings};
+use crate::schedule::cost::{AlgorithmTable, Basis, ChoiceMode, Told, agree};
+use crate::sys::process;
+use crate::transport::listen::ListenAddresses;
+use crate::types::{Error, Result};
+
+/// The table of algorithms that the settings name.
+pub(crate) fn table(settings: &Settings) -> Result<Arc<AlgorithmTable>> {
+    let Some(path) = &settings.algorithm_table else { return Ok(Arc::default()) };
+    let wrong = |why: String| {
+        let what = format_args!("the table of algorithms in {}: {why}", path.display());
+        Error::environment(what, "correct it, or unset PHALANX_ALGORITHM_TABLE; docs/algorithms.md has its form")
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    AlgorithmTable::parse(&text).map(Arc::new).map_err(wrong)
+}
+
+/// Introduces this process: where it listens, and what it knows.
+pub(crate) fn introduce(addresses: &ListenAddresses, settings: &Settings, shares_memory: bool) -> Result<Introduction> {
+    let told = Told {
+        processors: process::usable_processors(),
+        host_processors: process::host_processors(),
+        shares_memory,
+        choice: settings.choice,
+        table: table(settings)?.digest(),
+        tuning: settings.tuning,
+        figures: (settings.choice != ChoiceMode::Builtin)
+            .then(|| figures_file::read(settings, shares_memory))
+            .flatten(),
+    };
+    let mut introduction = Introduction::new(addresses);
+    let line = serde_json::to_vec(&told).map_err(|error| Error::internal(error.to_string()))?;
+    introduction.addresses.push(b'\n');
+    introduction.addresses.extend(line);
+    Ok(introduction)
+}
+
+/// What a member said of itself.
+pub(crate) fn read(introduction: &[u8]) -> Result<(ListenAddresses, Told)> {
+    let refuse = |why: &str| Error::environment(why, "all members must run the same version of Phalanx");
+    let at = introduction.iter().position(|byte| *byte == b'\n').unwrap_or(introduction.len());
+    let (addresses, told) = introduction.split_at(at);
+    let told = told.get(1..).and_then(|line| serde_json::from_slice(line).ok());
+    let told = told.ok_or_else(|| refuse("a member did not say what it would choose algorithms by"))?;
+    Ok((ListenAddresses::decode(addresses)?, told))
+}
+
+/// What the members of a view choose by, from what they told, in rank order.
+pub(crate) fn basis(told: &[Told], hosts: &[usize], own: usize, settings: &Settings) -> Result<Arc<Basis>> {
+    agree(told, hosts, own, table(settings)?).map(Arc::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::listen::{ListenConfig, Listeners};
+
+    #[test]
+    fn what_is_told_is_read_and_what_is_garbled_is_refused() {
+        let listeners = Listeners::bind(&ListenConfig {
+            address: std::net::Ipv4Addr::LOCALHOST.into(),
+            interface: None,
+            ports: None,
+            shared_memory: false,
+        })
+        .expect("a listener");
+        let said = introduce(listeners.addresses(), &Settings::default(), true).expect("an introduction");
+        let (addresses, told) = read(&said.addresses).expect("what was said");
+        assert_eq!(&addresses, listeners.addresses());
+        assert!(told.shares_memory && told.processors >= 1 && told.host_processors >= 1 && told.figures.is_none());
+        let plain = listeners.addresses().encode();
+        for garbled in [plain.clone(), [&plain[..], b"\n{}"].concat(), said.addresses[3..].to_vec(), Vec::new()] {
+            assert!(read(&garbled).is_err(), "{}", String::from_utf8_lossy(&garbled));
+        }
+    }
+}
