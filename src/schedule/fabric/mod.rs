@@ -126,6 +126,8 @@ impl Fabric {
             },
             reduce_seconds_per_byte: 1.0 / self.reduce_rate,
             copy_seconds_per_byte: 1.0 / self.copy_rate,
+            // The plans that are simulated are of messages.
+            ..CostModel::default()
         }
     }
 }

@@ -54,6 +54,8 @@ pub fn choice(question: &Question<'_>, forced: Option<Algorithm>) -> Choice {
         equal: true,
         deterministic: false,
         forced,
+        boards: false,
+        inexact: true,
     };
     select(&selection, &fabric.cost_model(ranks))
 }
@@ -116,6 +118,8 @@ impl<'a> Job<'a> {
                     equal: true,
                     deterministic: false,
                     forced: None,
+                    boards: false,
+                    inexact: true,
                 },
                 algorithm,
                 &layout,
