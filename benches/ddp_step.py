@@ -85,7 +85,9 @@ def measure(batch: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, nargs="*", default=[64, 256], help="samples of a step [default: 64 256]")
+    parser.add_argument(
+        "--batch", type=int, nargs="*", default=[64, 256, 1024], help="of a step [default: 64 256 1024]"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="steps of each kind [default: 10]")
     options = parser.parse_args()
     hvd.init()

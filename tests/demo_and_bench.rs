@@ -131,6 +131,8 @@ fn requests_that_mean_nothing_are_refused_with_what_was_given() {
         (&["simulate", "--fabric", "no such fabric"], "neither a preset (laptop, "),
         (&["simulate", "--algorithms", "bruck"], "--algorithms bruck given, two_shot"),
         (&["bench", "allreduce", "--hosts", "no such host,b"], "namespace"),
+        (&["bench", "reduce", "--limit"], "--limit is that of allreduce, reduce given"),
+        (&["bench", "allreduce", "--limit", "-np", "5000"], "5000 ranks need a core each"),
     ] {
         let output = run(arguments);
         let text = String::from_utf8_lossy(&output.stderr);
@@ -223,6 +225,16 @@ fn every_collective_is_measured_over_both_carriers() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn the_limit_of_the_memory_is_measured() {
+    // One thread, wherever this runs.
+    for line in &well(&["bench", "--limit", "-np", "1", "--bytes", "8,4099", "--json"]) {
+        let row = object(Some(line));
+        assert_eq!((&row["algorithm"], &row["wrong"], &row["ranks"]), (&"limit".into(), &0.into(), &1.into()), "{row}");
+        assert!(row["time_us_p50"].as_f64() > Some(0.0), "{row}");
     }
 }
 

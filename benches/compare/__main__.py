@@ -18,6 +18,7 @@ hosts if this is root. What is missing is said.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 from collections.abc import Callable
@@ -36,6 +37,9 @@ from sweep import Verdict, judge, run, say
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 QUICK_SIZES = (8, 4 << 10, 256 << 10, 2 << 20, 16 << 20)
+
+# With so much else to do for each core, figures are not worth keeping.
+BUSY = 0.3
 
 
 def chosen(title: str, words: list[str]) -> bool:
@@ -82,6 +86,8 @@ def main() -> None:
         sys.exit(f"{PHALANX} is not there: run cargo build --release first")
     rounds = options.rounds or (1 if options.quick else 5)
 
+    # Of the minute before: what else ran then will go on.
+    load = os.getloadavg()[0]
     contenders, absent = find(options.torch_python)
     for why in absent:
         say(f"not compared: {why}")
@@ -94,7 +100,11 @@ def main() -> None:
     verdicts = [judge(bar, outcomes, show_size) for bar in bars.bars() if bar.group in titles]
     verdicts += other_figures(options, options.only, rounds)
 
-    taken = f"{platform.machine()}, {len(cores())} cores, Linux {platform.release().split('-')[0]}, {rounds} rounds"
+    system = f"{platform.machine()}, {len(cores())} cores, Linux {platform.release().split('-')[0]}"
+    taken = f"{system}, {rounds} round{'' if rounds == 1 else 's'}"
+    if load > BUSY * len(cores()):
+        say("the machine was busy with other things: these figures say little")
+        taken += f", **beside other work** (load average {load:.1f} before the start): they say little"
     parts = [f"Taken on {taken}." + "".join(f"\nNot compared: {why.splitlines()[0]}." for why in absent)]
     parts += ["### Bars\n\n" + verdict_table(verdicts)] if verdicts else []
     parts += [sweep_table(outcome) for outcome in outcomes]

@@ -48,7 +48,8 @@ def sweep_table(outcome: Outcome) -> str:
     peers = [name for name in names if name not in own and name != "limit"]
     pairs = [(mine, peer) for mine in own for peer in peers]
     heads = ["size", *(f"{name}, us (p99)" for name in names)]
-    heads += [f"{name}, busbw GB/s" for name in own]
+    moving = [] if work.collective == "barrier" else own
+    heads += [f"{name}, busbw GB/s" for name in moving]
     heads += [f"{name}, share of limit" for name in own if "limit" in names]
     heads += [f"{mine.removeprefix('Phalanx ')} / {peer}" for mine, peer in pairs]
     rows = []
@@ -57,7 +58,7 @@ def sweep_table(outcome: Outcome) -> str:
         row = ["" if work.collective == "barrier" else show_size(size)]
         row += [f"{show_time(figure.p50)} ({show_time(figure.p99)})" for figure in figures.values()]
         factor = bus_factor(work.collective, work.ranks)
-        row += [f"{bandwidth(size, figures[name]) * factor:.3g}" for name in own]
+        row += [f"{bandwidth(size, figures[name]) * factor:.3g}" for name in moving]
         row += [f"{100 / outcome.ratio(name, 'limit', size):.0f} %" for name in own if "limit" in names]
         row += [f"{outcome.ratio(mine, peer, size):.2f}" for mine, peer in pairs]
         rows.append(row)

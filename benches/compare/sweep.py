@@ -76,7 +76,7 @@ class Verdict:
 def judge(bar: Bar, outcomes: list[Outcome], show_size: object) -> Verdict:
     """Whether a bar is met at every size; met is None when one of the two was not there."""
     size_name = show_size if callable(show_size) else str
-    span = size_name(bar.least) if bar.least == bar.most else f"{size_name(bar.least)} to {size_name(bar.most)}"
+    span = size_name(bar.most) if bar.least == bar.most else f"{size_name(max(bar.least, 8))} to {size_name(bar.most)}"
     is_barrier = bar.group.startswith("barrier")
     what = f"{bar.group}{'' if is_barrier else ', ' + span}: {bar.own} against {bar.peer}"
     wanted = f"at most {bar.bar:.2f}x"

@@ -1,5 +1,5 @@
-# Instructions of hot paths, counted under valgrind and held against those recorded in benches/instructions.json. A count
-# is the same on a busy machine, which a time is not.
+# Instructions of hot paths, counted under valgrind and held against those recorded in benches/instructions.json. A
+# count is the same on a busy machine, which a time is not.
 if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
     skip 'instructions' 'needs Python 3.10 or later'
 elif ! command -v valgrind >/dev/null && ! packages valgrind libc6-dbg; then

@@ -2,8 +2,8 @@
 //!
 //! Threads that share all buffers do what no allreduce can do without, and nothing else. Up to [`IN_LINE_BYTES`] they
 //! exchange one cache line each, with the numbers in it. Above, each waits for the others' inputs, adds up its share of
-//! them, stores it in every output, and waits until the others did. No staging, no matching, no calls; the inputs are not
-//! written again in between. A collective over private buffers cannot be faster, and need not be able to be as fast.
+//! them, stores it in every output, and waits until the others did. No staging, no matching, no calls; the inputs are
+//! not written again in between. A collective over private buffers cannot be faster, and need not be able to be as fast.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
