@@ -377,8 +377,11 @@ impl Endpoint for StreamEndpoint {
             || (core.sends.is_empty()
                 && core.notices.is_empty()
                 && core.control.is_empty()
+                // A peer that closed, or is gone, takes nothing more either.
                 && self.lanes.iter().all(|lane| {
-                    lane.write_end.is_some() || (lane.writer.is_empty() && lane.goodbye_said == core.goodbye)
+                    lane.write_end.is_some()
+                        || lane.read_end.is_some()
+                        || (lane.writer.is_empty() && lane.goodbye_said == core.goodbye)
                 }))
     }
 }
