@@ -56,7 +56,7 @@ impl Communicator {
         };
         let make = || Class::new(&self.candidates(call));
         loop {
-            let (turn, mut times) = self.inner.tuning.with(kind, |class| (class.next(), class.times()), make);
+            let (turn, mut times) = self.inner.tuning.with(kind, |class| (class.turn(), class.times()), make);
             match turn {
                 Turn::Usual => return Ok((None, None)),
                 Turn::Keep(algorithm) => return Ok((Some(algorithm), None)),

@@ -45,8 +45,10 @@ caught_by '--test collectives' order::deterministic_means_rank_order_whatever_th
 bug takes-the-plan-of-another-order 'a deterministic call takes the plan of one that is not'
 change src/comm/plans.rs \
     '            deterministic,
+            boards,
         };' \
     '            deterministic: false,
+            boards,
         };'
 caught_by '--test collectives' order::deterministic_means_rank_order_whatever_the_algorithm
 

@@ -45,7 +45,7 @@ impl Class {
     }
 
     /// What the next call is to do. Counts it, unless the ranks are to agree first.
-    pub fn next(&mut self) -> Turn {
+    pub fn turn(&mut self) -> Turn {
         if let Some(kept) = self.kept {
             return Turn::Keep(kept);
         }
@@ -100,7 +100,7 @@ mod tests {
         let mut classes = vec![Class::new(candidates); ranks];
         let mut last = Turn::Usual;
         for _ in 0..BEFORE + TRIES * MOST_TRIED as u64 + 3 {
-            let mut turns: Vec<Turn> = classes.iter_mut().map(Class::next).collect();
+            let mut turns: Vec<Turn> = classes.iter_mut().map(Class::turn).collect();
             if turns.contains(&Turn::Agree) {
                 assert!(turns.iter().all(|turn| *turn == Turn::Agree), "{turns:?}");
                 let mut largest = classes[0].times();
@@ -108,7 +108,7 @@ mod tests {
                     largest.iter_mut().zip(class.times()).for_each(|(most, one)| *most = (*most).max(one));
                 }
                 classes.iter_mut().for_each(|class| class.agreed(&largest));
-                turns = classes.iter_mut().map(Class::next).collect();
+                turns = classes.iter_mut().map(Class::turn).collect();
             }
             assert!(turns.iter().all(|turn| *turn == turns[0]), "{turns:?}");
             if let Turn::Try(algorithm) = turns[0] {
