@@ -57,6 +57,8 @@ fn schedules(criterion: &mut Criterion) {
                 equal: true,
                 deterministic: false,
                 forced: None,
+                boards: false,
+                inexact: true,
             };
             let id = BenchmarkId::new(collective.name(), size);
             group.bench_function(id, |bencher| bencher.iter(|| select(black_box(&selection), black_box(&model))));

@@ -49,7 +49,7 @@ impl InHost {
 
     /// Decides, with the lines of all, which way a long call goes.
     pub(super) fn decide(&self, run: &Run) -> Result<Mode, Trouble> {
-        let mut sources = SmallVec::<[Source; MOST_RANKS]>::new();
+        let mut sources = Vec::with_capacity(self.peers.len());
         for peer in &self.peers {
             let [READY, from, to] = peer.part.told(run.line as usize) else { return Ok(Mode::Staged) };
             let (shown, results) = run.layout().read_of(peer.rank);
@@ -57,7 +57,7 @@ impl InHost {
             let place = |offset, bytes| if bytes == 0 { Ok(std::ptr::null()) } else { place(offset, bytes) };
             sources.push(Source { rank: peer.rank, from: place(from, shown)?, to: place(to, results)? });
         }
-        Ok(Mode::Direct(sources))
+        Ok(Mode::Direct(sources.into()))
     }
 
     /// Moves a call on whose memory is read where it is. Returns whether anything moved, and its outcome if it has ended.

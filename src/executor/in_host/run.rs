@@ -21,7 +21,7 @@ pub(super) enum Mode {
     /// Through the stage.
     Staged,
     /// From where the ranks' memory is: that of the others, in the order of their ranks.
-    Direct(SmallVec<[Source; MOST_RANKS]>),
+    Direct(Box<[Source]>),
 }
 
 /// How far a call has come.
