@@ -12,7 +12,7 @@ pub(super) const EARLY_COST: usize = 256;
 pub struct StreamConfig {
     /// The longest message, in bytes, that is sent before it is known that a receive waits for it.
     ///
-    /// 64 KiB in memory, 128 KiB over TCP. Below, the round trip that asking costs is worth more than the copy which an
+    /// 64 KiB. Below, the round trip that asking costs is worth more than the copy which an
     /// early message costs: one copy of 64 KiB takes about 5 us, a round trip over TCP 10 to 50 us. Above, memory goes
     /// straight to its place.
     pub eager_limit: usize,
@@ -57,10 +57,7 @@ impl StreamConfig {
     /// The defaults for a carrier.
     pub const fn for_kind(kind: TransportKind) -> Self {
         Self {
-            eager_limit: match kind {
-                TransportKind::Tcp => 128 << 10,
-                _ => 64 << 10,
-            },
+            eager_limit: 64 << 10,
             early_budget: 1 << 20,
             segment_bytes: match kind {
                 TransportKind::Tcp => 256 << 10,
@@ -152,6 +149,6 @@ mod tests {
         let ours = config.hello(1, 4);
         assert_eq!(compare(&ours, &ours), Ok(()));
         let theirs = StreamConfig { eager_limit: 1000, ..config }.hello(1, 4);
-        assert_eq!(compare(&ours, &theirs), Err("the peer's eager limit is 1000, ours is 131072".to_owned()));
+        assert_eq!(compare(&ours, &theirs), Err("the peer's eager limit is 1000, ours is 65536".to_owned()));
     }
 }

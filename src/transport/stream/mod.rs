@@ -373,16 +373,17 @@ impl Endpoint for StreamEndpoint {
 
     fn is_drained(&self) -> bool {
         let core = &self.core;
+        // A peer that closed, or is gone, takes nothing more either.
+        let has_ended = |lane: &LaneState| lane.write_end.is_some() || lane.read_end.is_some();
         self.over
+            || self.lanes.iter().all(has_ended)
             || (core.sends.is_empty()
                 && core.notices.is_empty()
                 && core.control.is_empty()
-                // A peer that closed, or is gone, takes nothing more either.
-                && self.lanes.iter().all(|lane| {
-                    lane.write_end.is_some()
-                        || lane.read_end.is_some()
-                        || (lane.writer.is_empty() && lane.goodbye_said == core.goodbye)
-                }))
+                && self
+                    .lanes
+                    .iter()
+                    .all(|lane| has_ended(lane) || (lane.writer.is_empty() && lane.goodbye_said == core.goodbye)))
     }
 }
 
