@@ -94,6 +94,8 @@ fn choose() -> Work {
             equal: true,
             deterministic: false,
             forced: None,
+            boards: false,
+            inexact: true,
         };
         black_box(select(black_box(&selection), black_box(&model)));
     })

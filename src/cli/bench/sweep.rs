@@ -274,6 +274,7 @@ mod tests {
             op: phalanx::ReduceOp::Sum,
             root: 0,
             in_place: false,
+            registered: false,
             iterations: None,
             warmup: None,
         };
