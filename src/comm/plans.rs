@@ -51,8 +51,20 @@ pub(super) struct Plans(Mutex<Known>);
 #[derive(Default)]
 struct Known {
     plans: HashMap<Arc<Key>, Plan>,
-    /// The one that was asked for last: loops make the same call again and again.
-    last: Option<(Arc<Key>, Plan)>,
+    /// Some that were asked for last, found without hashing: loops make the same few calls again and again.
+    recent: [Option<(Arc<Key>, Plan)>; RECENT],
+    /// Whose place is taken next.
+    oldest: usize,
+}
+
+/// How many are tried one by one: as many as cost less than a hash.
+const RECENT: usize = 4;
+
+impl Known {
+    fn remember(&mut self, key: Arc<Key>, plan: Plan) {
+        self.recent[self.oldest] = Some((key, plan));
+        self.oldest = (self.oldest + 1) % RECENT;
+    }
 }
 
 impl Plans {
@@ -63,7 +75,7 @@ impl Plans {
     pub fn get(&self, call: &Call, manner: Manner, make: impl FnOnce() -> Result<Plan>) -> Result<Plan> {
         let (forced, deterministic, boards) = manner;
         let mut known = self.lock();
-        if let Some((_, plan)) = known.last.as_ref().filter(|(key, _)| key.is_of(call, manner)) {
+        if let Some((_, plan)) = known.recent.iter().flatten().find(|(key, _)| key.is_of(call, manner)) {
             return Ok(plan.clone());
         }
         let key = Key {
@@ -77,18 +89,18 @@ impl Plans {
             boards,
         };
         if let Some((key, plan)) = known.plans.get_key_value(&key).map(|(key, plan)| (key.clone(), plan.clone())) {
-            known.last = Some((key, plan.clone()));
+            known.remember(key, plan.clone());
             return Ok(plan);
         }
         drop(known);
         let plan = make()?;
         let mut known = self.lock();
         if known.plans.len() >= Self::KEPT {
-            known.plans.clear();
+            *known = Known::default();
         }
         let key = Arc::new(key);
         known.plans.insert(key.clone(), plan.clone());
-        known.last = Some((key, plan.clone()));
+        known.remember(key, plan.clone());
         Ok(plan)
     }
 
