@@ -31,7 +31,11 @@ fn wait(child: &mut Child) -> ExitStatus {
 }
 
 fn run(arguments: &[&str]) -> Output {
-    let mut child = phalanx(arguments).spawn().expect("the program");
+    finish(phalanx(arguments))
+}
+
+fn finish(mut command: Command) -> Output {
+    let mut child = command.spawn().expect("the program");
     let stdout = child.stdout.take().expect("a pipe");
     let stderr = child.stderr.take().expect("a pipe");
     let read = |mut pipe: Box<dyn std::io::Read + Send>| {
@@ -225,6 +229,25 @@ fn every_collective_is_measured_over_both_carriers() {
                 }
             }
         }
+    }
+}
+
+/// Algorithms are tried, one is kept, and all ranks make the same call all the time: a difference would be an error.
+#[test]
+fn algorithms_change_while_it_runs() {
+    let cache = tempfile::tempdir().expect("a folder");
+    // The second time the figures of the first are there.
+    for time in ["measured", "kept"] {
+        let mut command =
+            phalanx(&["bench", "-np", "4", "--transport", "tcp", "--bytes", "8,32K", "--iters", "150", "--json"]);
+        command.env("PHALANX_CHOICE", "free").env("PHALANX_TUNING", "1").env("XDG_CACHE_HOME", cache.path());
+        let output = finish(command);
+        assert!(output.status.success(), "{time}: {}", String::from_utf8_lossy(&output.stderr));
+        let rows: Vec<Value> = lines(&output).iter().map(|line| object(Some(line))).collect();
+        assert_eq!(rows.len(), 2, "{rows:?}");
+        assert!(rows.iter().all(|row| row["wrong"] == 0 && row["checked"] == 150), "{rows:?}");
+        let kept = std::fs::read_dir(cache.path().join("phalanx")).expect("figures were kept").count();
+        assert_eq!(kept, 1, "{time}");
     }
 }
 
