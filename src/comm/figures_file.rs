@@ -1,7 +1,8 @@
 //! Figures of an earlier run, in a file.
 //!
 //! `$XDG_CACHE_HOME/phalanx/figures-KEY.json`, or under `~/.cache`. The key is made of what the figures depend on and a rank
-//! knows before it meets the others: the host, the carriers, the shape of the world, the version. A file that cannot be
+//! knows before it meets the others: the host, the carriers, the interface, the sockets, the version. Not with whom: the
+//! figures of all ranks are compared when they meet, and the worst count. A file that cannot be
 //! used is as good as none, and is said so in the log once.
 
 use std::path::{Path, PathBuf};
