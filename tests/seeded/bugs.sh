@@ -379,12 +379,6 @@ change src/executor/in_host/direct.rs \
     'run.layout().is_read_by(peer.rank) && !peer.part.has_counted(Count::Done, end.min(1))'
 caught_by '--test collectives' registered::what_others_still_read_stays
 
-bug believes-what-was-given-up 'what was read of a rank that has given the call up counts'
-change src/executor/in_host/direct.rs \
-    '!self.peers.iter().all(|peer| peer.part.shows_line(run.line))' \
-    '!self.peers.iter().all(|peer| peer.part.shows_line(0))'
-caught_by '--test collectives' registered::nobody_believes_what_was_read_of_a_call_given_up
-
 bug believes-offsets 'a place in a heap that a peer tells is not checked'
 change src/transport/board.rs \
     '(end <= heap.bytes()).then(|| heap.start()' \
