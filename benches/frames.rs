@@ -1,10 +1,11 @@
 //! Headers of frames, to bytes and back: what every message pays.
 
+mod common;
+
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use phalanx::types::{Algorithm, Collective, CommunicatorId, DataType, Generation, ReduceOp, Signature, Tag};
 use phalanx::wire::frame::{Frame, Header};
 use std::hint::black_box;
-use std::time::Duration;
 
 fn headers() -> [Header; 4] {
     let tag = Tag { communicator: CommunicatorId::WORLD, sequence: 7 };
@@ -42,15 +43,9 @@ fn frames(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Short: changes are looked for by comparing, and `--measurement-time` makes it longer.
-fn short() -> Criterion {
-    let (warm_up, measurement) = (Duration::from_millis(100), Duration::from_millis(500));
-    Criterion::default().warm_up_time(warm_up).measurement_time(measurement).sample_size(20)
-}
-
 criterion_group! {
     name = benches;
-    config = short();
+    config = common::short();
     targets = frames
 }
 criterion_main!(benches);

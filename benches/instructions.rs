@@ -85,18 +85,7 @@ fn planned(algorithm: Algorithm) -> Work {
 fn choose() -> Work {
     let (hosts, model) = ([0, 0, 0, 0, 1, 1, 1, 1], CostModel::default());
     Box::new(move || {
-        let selection = Selection {
-            collective: Collective::Allreduce,
-            elements: 1 << 20,
-            dtype: DataType::F32,
-            size: 8,
-            hosts: &hosts,
-            equal: true,
-            deterministic: false,
-            forced: None,
-            boards: false,
-            inexact: true,
-        };
+        let selection = Selection::new(Collective::Allreduce, 1 << 20, DataType::F32, 8, &hosts);
         black_box(select(black_box(&selection), black_box(&model)));
     })
 }

@@ -1,6 +1,8 @@
 //! A message between two endpoints over streams, both driven by one thread: what the protocol costs, without a carrier
 //! that anybody would wait for.
 
+mod common;
+
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use phalanx::transport::stream::{StreamConfig, StreamEndpoint};
 use phalanx::transport::{Accumulate, Endpoint, Event, Receive, RecvRequest, SendRequest, Token, inproc};
@@ -9,7 +11,6 @@ use phalanx::types::{
     TransportKind,
 };
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One short enough to be copied beside its header, the longest short one, and two long ones.
 const BYTES: [usize; 4] = [8, 64 << 10, 256 << 10, 8 << 20];
@@ -85,15 +86,9 @@ fn messages(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Short: changes are looked for by comparing, and `--measurement-time` makes it longer.
-fn short() -> Criterion {
-    let (warm_up, measurement) = (Duration::from_millis(100), Duration::from_millis(500));
-    Criterion::default().warm_up_time(warm_up).measurement_time(measurement).sample_size(20)
-}
-
 criterion_group! {
     name = benches;
-    config = short();
+    config = common::short();
     targets = messages
 }
 criterion_main!(benches);

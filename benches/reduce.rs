@@ -2,11 +2,12 @@
 //!
 //! Rates count the bytes of one operand: at a rate of 10 GB/s, `combine` reads 20 GB/s and writes 10.
 
+mod common;
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use phalanx::reduce::{cast, combine, reduce};
 use phalanx::types::{DataType, Finish, Order, ReduceOp, Reduction};
 use std::hint::black_box;
-use std::time::Duration;
 
 /// In the nearest cache, in a core's own, in a shared one, and in memory.
 const BYTES: [usize; 4] = [8 << 10, 128 << 10, 2 << 20, 32 << 20];
@@ -60,15 +61,9 @@ fn arithmetic(criterion: &mut Criterion) {
     }
 }
 
-/// Short: changes are looked for by comparing, and `--measurement-time` makes it longer.
-fn short() -> Criterion {
-    let (warm_up, measurement) = (Duration::from_millis(100), Duration::from_millis(500));
-    Criterion::default().warm_up_time(warm_up).measurement_time(measurement).sample_size(20)
-}
-
 criterion_group! {
     name = benches;
-    config = short();
+    config = common::short();
     targets = arithmetic
 }
 criterion_main!(benches);

@@ -1,12 +1,13 @@
 //! Bytes through a ring between two ends: by one thread, which is what the counters and copies cost, and back and forth
 //! between two, where cache lines travel.
 
+mod common;
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use phalanx::transport::inproc::{self, InprocLane};
 use phalanx::transport::{Lane, MIN_WINDOW};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// A header alone, with a short payload, and half of a ring.
 const BYTES: [usize; 3] = [80, MIN_WINDOW, 64 << 10];
@@ -69,15 +70,9 @@ fn rings(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Short: changes are looked for by comparing, and `--measurement-time` makes it longer.
-fn short() -> Criterion {
-    let (warm_up, measurement) = (Duration::from_millis(100), Duration::from_millis(500));
-    Criterion::default().warm_up_time(warm_up).measurement_time(measurement).sample_size(20)
-}
-
 criterion_group! {
     name = benches;
-    config = short();
+    config = common::short();
     targets = rings
 }
 criterion_main!(benches);

@@ -1,11 +1,12 @@
 //! Planning and choosing: what the first call of each kind and size pays, before its plan is kept.
 
+mod common;
+
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use phalanx::schedule::cost::{CostModel, Selection, select};
 use phalanx::schedule::{PlanRequest, Shape, algorithms_for, plan};
 use phalanx::types::{Collective, DataType};
 use std::hint::black_box;
-use std::time::Duration;
 
 const SIZES: [usize; 3] = [2, 8, 64];
 
@@ -48,18 +49,7 @@ fn schedules(criterion: &mut Criterion) {
     for collective in [Collective::Allreduce, Collective::Alltoall] {
         for size in SIZES {
             let hosts = hosts(size);
-            let selection = Selection {
-                collective,
-                elements: ELEMENTS,
-                dtype: DataType::F32,
-                size,
-                hosts: &hosts,
-                equal: true,
-                deterministic: false,
-                forced: None,
-                boards: false,
-                inexact: true,
-            };
+            let selection = Selection::new(collective, ELEMENTS, DataType::F32, size, &hosts);
             let id = BenchmarkId::new(collective.name(), size);
             group.bench_function(id, |bencher| bencher.iter(|| select(black_box(&selection), black_box(&model))));
         }
@@ -67,15 +57,9 @@ fn schedules(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Short: changes are looked for by comparing, and `--measurement-time` makes it longer.
-fn short() -> Criterion {
-    let (warm_up, measurement) = (Duration::from_millis(100), Duration::from_millis(500));
-    Criterion::default().warm_up_time(warm_up).measurement_time(measurement).sample_size(20)
-}
-
 criterion_group! {
     name = benches;
-    config = short();
+    config = common::short();
     targets = schedules
 }
 criterion_main!(benches);

@@ -145,16 +145,9 @@ impl Explain {
             let choose = |bytes: usize| {
                 let elements = if collective == Collective::Barrier { 0 } else { bytes / self.dtype.size() };
                 let selection = Selection {
-                    collective,
-                    elements,
-                    dtype: self.dtype,
-                    size: self.np,
-                    hosts,
-                    equal: true,
                     deterministic: self.deterministic,
-                    forced: None,
                     boards,
-                    inexact: true,
+                    ..Selection::new(collective, elements, self.dtype, self.np, hosts)
                 };
                 let choice = select(&selection, model);
                 let cost = choice.alternatives.iter().find(|(one, _)| *one == choice.algorithm);

@@ -13,6 +13,11 @@ use crate::transport::Endpoint;
 use crate::transport::board::Board;
 use crate::types::{CommunicatorId, Deadline, Error, Generation, Result, TransportKind};
 
+mod patience;
+
+pub use patience::EngineConfig;
+use patience::{POLLS_PER_LOOK, Patience};
+
 /// Sleeps until something happens on a link.
 pub trait Sleep: Send + Sync {
     /// Returns when a peer has done something since the endpoints' `prepare_sleep`, after `kick`, or after `timeout`.
@@ -46,30 +51,6 @@ impl Sleep for crate::transport::sleep::Sleeper {
 pub trait Dial: Send {
     /// Begins to connect to a world rank, without blocking. The outcome goes to [`Engine::connection_handler`].
     fn dial(&mut self, peer: usize);
-}
-
-/// How the engine waits.
-#[derive(Clone, Copy, Debug)]
-pub struct EngineConfig {
-    /// How long a waiting thread polls before it sleeps.
-    pub spin: Duration,
-    /// Whether it offers its core to others between polls: for more ranks than cores.
-    pub yields: bool,
-}
-
-/// How long a waiting thread polls before it sleeps. A sleep and the wake-up that ends it cost 5 to 50 us; polling as
-/// long as that costs at most twice the best choice.
-const SPIN: Duration = Duration::from_micros(50);
-
-impl EngineConfig {
-    /// For one of `ranks` that share `processors`. With more ranks than processors, whoever polls offers its own to the
-    /// others in between.
-    pub fn new(ranks: usize, processors: usize) -> Self {
-        // While a rank offers its processor, the others have their turns: the clock runs that much faster.
-        let turns = u32::try_from(ranks.div_ceil(processors.max(1))).unwrap_or(u32::MAX);
-        let yields = ranks > processors;
-        Self { spin: if yields { SPIN.saturating_mul(turns).saturating_mul(4) } else { SPIN }, yields }
-    }
 }
 
 /// Runs the operations of one process. See the room's story in `mod.rs`.
@@ -108,44 +89,12 @@ impl State {
     }
 }
 
-/// How many polls go by between two looks at the clock.
-const POLLS_PER_LOOK: u32 = 64;
-
 /// The longest sleep without a look at deadlines and departed peers.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
 
 /// How long a rank that ends after a failure tries to reach those who may not have heard of it. A connection within a
 /// host takes a millisecond; a rank that is stopped must not hold the others up.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
-
-/// How long a call that is run at once is polled for, while nobody else wants the engine.
-struct Patience<'a> {
-    config: EngineConfig,
-    contenders: &'a AtomicUsize,
-    looks: u32,
-    since: Option<Instant>,
-}
-
-impl<'a> Patience<'a> {
-    fn new(config: EngineConfig, contenders: &'a AtomicUsize) -> Self {
-        Self { config, contenders, looks: 0, since: None }
-    }
-
-    fn goes_on(&mut self) -> bool {
-        if self.config.yields {
-            std::thread::yield_now();
-        } else {
-            std::hint::spin_loop();
-        }
-        self.looks = self.looks.wrapping_add(1);
-        if !self.looks.is_multiple_of(POLLS_PER_LOOK) {
-            return true;
-        }
-        let now = Instant::now();
-        self.contenders.load(Ordering::Relaxed) == 0
-            && now.duration_since(*self.since.get_or_insert(now)) < self.config.spin
-    }
-}
 
 /// When a leader stops driving.
 enum Until<'a> {

@@ -129,17 +129,12 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
         let why = format!("hosts are given for {} ranks", hosts.len());
         return Err(PlanError { collective, algorithm: asked, size, why, possible: Vec::new() });
     }
+    let elements = if collective == Collective::Barrier { 0 } else { question.bytes / dtype.size() };
     let selection = Selection {
-        collective,
-        elements: if collective == Collective::Barrier { 0 } else { question.bytes / dtype.size() },
-        dtype,
-        size,
-        hosts,
-        equal: true,
         deterministic,
         forced: question.algorithm,
         boards,
-        inexact: true,
+        ..Selection::new(collective, elements, dtype, size, hosts)
     };
     let choice = select(&selection, model);
     let layout = Hosts::new(hosts, size);

@@ -109,7 +109,7 @@ struct Place {
 }
 
 impl Board {
-    pub(super) fn create() -> io::Result<Self> {
+    pub(crate) fn create() -> io::Result<Self> {
         let (start, spare) = (heap_start(), sys::memory_bytes());
         let (segment, memory, spare) = Segment::create_for_one_writer("phalanx-board", board_bytes(), start, spare)?;
         memory.prefer_huge_pages();
@@ -379,15 +379,20 @@ pub(crate) fn fence_before_waking() {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use std::os::fd::AsFd;
+impl Board {
+    /// What it looks like to a peer.
+    pub(crate) fn as_seen(&self) -> Neighbour {
+        let (doorbell, _segment) = Doorbell::create().unwrap();
+        Neighbour::new(doorbell, Some(self.descriptor().try_clone_to_owned().unwrap())).unwrap()
+    }
+}
 
+#[cfg(all(test, not(loom)))]
+mod tests {
     use super::*;
 
-    /// What `board` looks like to a peer.
     fn seen(board: &Board) -> Neighbour {
-        let (doorbell, _segment) = Doorbell::create().unwrap();
-        Neighbour::new(doorbell, Some(board.descriptor().as_fd().try_clone_to_owned().unwrap())).unwrap()
+        board.as_seen()
     }
 
     #[test]

@@ -375,9 +375,15 @@ caught_by --lib transport::board::tests::who_reads_on_notices_that_a_part_is_ano
 
 bug lets-go-too-soon 'a call ends while others still read this rank memory'
 change src/executor/in_host/direct.rs \
-    'run.layout().is_read_by(peer.rank) && !peer.part.has_counted(Count::Done, end)' \
-    'run.layout().is_read_by(peer.rank) && !peer.part.has_counted(Count::Done, end.min(1))'
+    'reads && !peer.part.has_counted(Count::Done, self.base + self.cut.chunks)' \
+    'reads && !peer.part.has_counted(Count::Done, self.base.min(1))'
 caught_by '--test collectives' registered::what_others_still_read_stays
+
+bug believes-what-was-given-up 'what was read of a rank that has given the call up counts'
+change src/executor/in_host/direct.rs \
+    '!self.peers.iter().all(|peer| peer.part.shows_line(run.line))' \
+    '!self.peers.iter().all(|peer| peer.part.shows_line(0))'
+caught_by --lib executor::in_host::direct::tests::what_was_read_of_a_call_given_up_is_no_result
 
 bug believes-offsets 'a place in a heap that a peer tells is not checked'
 change src/transport/board.rs \

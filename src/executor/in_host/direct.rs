@@ -26,9 +26,11 @@ const READY: u64 = 1;
 /// Where a peer's memory is seen here.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
-    pub rank: usize,
+    rank: usize,
     from: *const u8,
     to: *const u8,
+    /// Whether the peer reads this rank's memory in its turn.
+    reads: bool,
 }
 
 impl InHost {
@@ -55,7 +57,8 @@ impl InHost {
             let (shown, results) = run.layout().read_of(peer.rank);
             let place = |offset, bytes| peer.neighbour.heap_at(offset, bytes).ok_or(Trouble::Broken(peer.rank));
             let place = |offset, bytes| if bytes == 0 { Ok(std::ptr::null()) } else { place(offset, bytes) };
-            sources.push(Source { rank: peer.rank, from: place(from, shown)?, to: place(to, results)? });
+            let (from, to) = (place(from, shown)?, place(to, results)?);
+            sources.push(Source { rank: peer.rank, from, to, reads: run.layout().is_read_by(peer.rank) });
         }
         Ok(Mode::Direct(sources.into()))
     }
@@ -64,6 +67,9 @@ impl InHost {
     pub(super) fn move_directly(&mut self, run: &mut Run, memory: &Memory<'_>) -> (bool, Option<Result<(), Trouble>>) {
         let chunks = run.cut.chunks;
         let mut moved = false;
+        if self.has_given_up(run) {
+            return (false, None);
+        }
         for _ in 0..STEPS {
             let mut step = false;
             let shows = run.shows_results_on_board();
@@ -98,19 +104,13 @@ impl InHost {
             self.wake();
             moved = true;
         }
-        if run.done == chunks && !self.peers.iter().any(|peer| self.is_still_reading(run, peer)) {
+        if run.done == chunks && !self.peers.iter().any(|peer| run.is_still_read_by(peer)) {
             return (true, Some(self.believe(run)));
         }
         (moved, None)
     }
 
-    /// Whether a peer may read this rank's memory yet.
-    pub(super) fn is_still_reading(&self, run: &Run, peer: &Peer) -> bool {
-        let end = run.base + run.cut.chunks;
-        run.layout().is_read_by(peer.rank) && !peer.part.has_counted(Count::Done, end)
-    }
-
-    /// After a look at the others' memory: whether one of them has given the call up, so that what was read does not
+    /// Whether one of the others has given the call up, so that what was read of its memory before this look does not
     /// count. The call rests then, until this rank hears of it.
     fn has_given_up(&self, run: &Run) -> bool {
         fence(Ordering::Acquire);
@@ -119,8 +119,14 @@ impl InHost {
 }
 
 impl Run {
-    /// As [`combine`](Self::combine), from where the contributions are. What lies in the target before does not count: a
-    /// rest is made again from the start, or never.
+    /// Whether a peer may read this rank's memory yet.
+    pub(super) fn is_still_read_by(&self, peer: &Peer) -> bool {
+        let Mode::Direct(sources) = &self.mode else { return false };
+        let reads = sources.iter().any(|source| source.rank == peer.rank && source.reads);
+        reads && !peer.part.has_counted(Count::Done, self.base + self.cut.chunks)
+    }
+
+    /// As [`combine`](Self::combine), from where the contributions are.
     fn combine_directly(&self, memory: &Memory<'_>, result: *mut u8) {
         let Mode::Direct(sources) = &self.mode else { return };
         let layout = self.layout();
@@ -171,5 +177,124 @@ impl Run {
         }
         self.mode = mode;
         self.cut.chunks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::executor::in_host::{Extent, Layout, words};
+    use crate::transport::board::{Board, Part};
+    use crate::transport::heap::Lease;
+    use crate::types::{Algorithm, Collective, CommunicatorId, DataType, Finish, ReduceOp, Reduction, Signature, Tag};
+
+    const COUNT: usize = 100_000;
+
+    /// Two ranks that see each other, in one thread.
+    fn pair() -> Option<[InHost; 2]> {
+        let boards = [(); 2].map(|()| Arc::new(Board::create().expect("memory")));
+        boards[0].heap()?;
+        let parts: [(usize, Part); 2] = std::array::from_fn(|rank| boards[rank].take().expect("a part"));
+        Some(std::array::from_fn(|rank| {
+            let other = 1 - rank;
+            let neighbour = boards[other].as_seen();
+            let part = neighbour.part(parts[other].0 as u64, parts[other].1.epoch()).expect("a part");
+            let peer = Peer { rank: other, part, neighbour, seen: 0, compared: 0 };
+            let (index, own) = parts[rank].clone();
+            InHost::new(boards[rank].clone(), index, own, SmallVec::from_iter([peer]), true)
+        }))
+    }
+
+    fn run(rank: usize, signature: &Signature) -> Run {
+        let layout = Layout {
+            collective: Collective::Allreduce,
+            extent: Extent::Whole(COUNT),
+            root: 0,
+            in_place: true,
+            rank,
+            size: 2,
+            width: 8,
+        };
+        Run::new(layout, words(signature))
+    }
+
+    fn buffer(ranks: &[InHost; 2], rank: usize) -> (Lease, &'static mut [u64]) {
+        let lease = ranks[rank].board.heap().expect("a heap").take(8 * COUNT).expect("memory");
+        // SAFETY: the lease has so many elements, zero, and lives as long as the test uses them.
+        let elements = unsafe { std::slice::from_raw_parts_mut(lease.start().cast(), COUNT) };
+        (lease, elements)
+    }
+
+    /// Whether both ranks end well when each moves in its turn, and what the second one gets. The first gives the call up as
+    /// soon as it has all it needs itself, if it does so at all.
+    fn allreduce(gives_up: bool) -> Option<(bool, bool, Vec<u64>)> {
+        let mut ranks = pair()?;
+        let signature = Signature {
+            collective: Collective::Allreduce,
+            dtype: DataType::U64,
+            op: Some(ReduceOp::Sum),
+            algorithm: Algorithm::Boards,
+            root: None,
+            count: COUNT as u64,
+            digest: 0,
+        };
+        let call = (Tag { communicator: CommunicatorId::WORLD, sequence: 0 }, signature);
+        let (_first, mine) = buffer(&ranks, 0);
+        let (_second, theirs) = buffer(&ranks, 1);
+        mine.fill(1);
+        theirs.fill(2);
+        let starts = [mine.as_mut_ptr(), theirs.as_mut_ptr()].map(|start| start.cast::<u8>());
+        let reduction = Reduction::new(ReduceOp::Sum);
+        let memory = starts.map(|start| Memory {
+            from: start.cast_const(),
+            to: start,
+            dtype: DataType::U64,
+            reduction: &reduction,
+            finish: Finish::NONE,
+        });
+        let mut runs = [run(0, &signature), run(1, &signature)];
+        for rank in 0..2 {
+            let written = ranks[rank].write_line(&mut runs[rank], &memory[rank], call);
+            assert!(matches!(written, Some(Ok(()))), "the line of rank {rank}");
+        }
+        for rank in 0..2 {
+            assert!(matches!(ranks[rank].meet(&mut runs[rank]), Some(Ok(()))), "rank {rank}");
+            assert!(matches!(runs[rank].mode, Mode::Direct(_)), "the way of rank {rank}");
+        }
+        let chunks = runs[0].cut.chunks;
+        assert!(chunks > 1);
+        let mut ended = [false; 2];
+        // The second does its part of the work, and no more before the first has all.
+        let [first, second] = &mut ranks;
+        let [first_run, second_run] = &mut runs;
+        while second_run.combined < chunks {
+            ended[1] |= second.move_directly(second_run, &memory[1]).1.is_some();
+        }
+        while first_run.done < chunks {
+            ended[0] |= first.move_directly(first_run, &memory[0]).1.is_some();
+        }
+        assert_eq!(ended, [false; 2], "each waits for the other");
+        assert!(mine.iter().all(|found| *found == 3));
+        if gives_up {
+            first.give_up(Some(first_run.line));
+            mine.fill(1_000);
+        }
+        for _ in 0..4 * chunks {
+            ended[1] |= second.move_directly(second_run, &memory[1]).1.is_some_and(|outcome| outcome.is_ok());
+            ended[0] |= first.move_directly(first_run, &memory[0]).1.is_some_and(|outcome| outcome.is_ok());
+        }
+        Some((ended[0], ended[1], theirs.to_vec()))
+    }
+
+    #[test]
+    fn what_was_read_of_a_call_given_up_is_no_result() {
+        let Some((first, second, found)) = allreduce(false) else {
+            return eprintln!("not tested: this process may not have so many addresses (ulimit -v, -f)");
+        };
+        assert!(first && second && found.iter().all(|found| *found == 3));
+        let (_, second, _) = allreduce(true).expect("as before");
+        assert!(!second, "the second took what the first wrote when it had given the call up for its result");
     }
 }

@@ -458,7 +458,7 @@ impl InHost {
         let behind = |count, chunks: u64| !peer.part.has_counted(count, run.base + chunks);
         if matches!(run.mode, Mode::Direct(_)) {
             let ahead = run.collects() && run.done < run.combined && behind(Count::Combined, run.done + 1);
-            return (needed && ahead) || (run.done == run.cut.chunks && self.is_still_reading(run, peer));
+            return (needed && ahead) || (run.done == run.cut.chunks && run.is_still_read_by(peer));
         }
         let room = (run.staged + 1).saturating_sub(CHUNKS as u64);
         (needed && run.combined < run.staged && behind(Count::Staged, run.combined + 1))

@@ -243,18 +243,7 @@ mod tests {
         assert_eq!(bases[0].measured.expect("all have figures").between_hosts, link(400.0));
         assert!(bases.iter().all(|basis| *basis == bases[0]));
         for (collective, elements) in [(Collective::Allreduce, 3000), (Collective::Broadcast, 1 << 18)] {
-            let selection = Selection {
-                collective,
-                elements,
-                dtype: DataType::F32,
-                size: 4,
-                hosts: &hosts,
-                equal: true,
-                deterministic: false,
-                forced: None,
-                boards: false,
-                inexact: true,
-            };
+            let selection = Selection::new(collective, elements, DataType::F32, 4, &hosts);
             let choices: Vec<_> = bases.iter().map(|basis| select_by(&selection, basis)).collect();
             assert!(choices.iter().all(|choice| *choice == choices[0]));
         }
@@ -311,18 +300,7 @@ mod tests {
         let hosts = [0, 1, 2, 3];
         let one = Told { figures: Some(Figures { in_host: None, between_hosts: Some(dear) }), ..told() };
         let basis = agree(&[one; 4], &hosts, 0, Arc::default()).expect("they agree");
-        let floats = Selection {
-            collective: Collective::Allreduce,
-            elements: 2,
-            dtype: DataType::F32,
-            size: 4,
-            hosts: &hosts,
-            equal: true,
-            deterministic: false,
-            forced: None,
-            boards: false,
-            inexact: true,
-        };
+        let floats = Selection::new(Collective::Allreduce, 2, DataType::F32, 4, &hosts);
         assert_eq!(select_by(&floats, &basis).algorithm, Algorithm::OneShot);
         let integers = Selection { dtype: DataType::I64, inexact: false, ..floats };
         assert_eq!(select_by(&integers, &basis).algorithm, Algorithm::RecursiveDoubling);

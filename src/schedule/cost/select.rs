@@ -32,6 +32,24 @@ pub struct Selection<'a> {
     pub inexact: bool,
 }
 
+impl<'a> Selection<'a> {
+    /// A call of equal blocks that is left to the choice: floating point, in any order, by messages.
+    pub fn new(collective: Collective, elements: usize, dtype: DataType, size: usize, hosts: &'a [usize]) -> Self {
+        Self {
+            collective,
+            elements,
+            dtype,
+            size,
+            hosts,
+            equal: true,
+            deterministic: false,
+            forced: None,
+            boards: false,
+            inexact: true,
+        }
+    }
+}
+
 /// An algorithm, and why it was chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
@@ -234,18 +252,7 @@ mod tests {
     use super::*;
 
     fn selection(collective: Collective, elements: usize, size: usize) -> Selection<'static> {
-        Selection {
-            collective,
-            elements,
-            dtype: DataType::F32,
-            size,
-            hosts: &[],
-            equal: true,
-            deterministic: false,
-            forced: None,
-            boards: false,
-            inexact: true,
-        }
+        Selection::new(collective, elements, DataType::F32, size, &[])
     }
 
     fn chosen(selection: &Selection<'_>) -> Algorithm {

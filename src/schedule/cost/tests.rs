@@ -95,16 +95,8 @@ fn the_choice_is_near_the_best() {
             for collective in planned() {
                 for (elements, deterministic) in [(48, false), (12288, true), (196_608, false), (3 << 20, false)] {
                     let selection = Selection {
-                        collective,
-                        elements,
-                        dtype: DataType::F32,
-                        size,
-                        hosts: &names,
-                        equal: true,
                         deterministic,
-                        forced: None,
-                        boards: false,
-                        inexact: true,
+                        ..Selection::new(collective, elements, DataType::F32, size, &names)
                     };
                     let choice = select(&selection, &model);
                     let time = |algorithm: Algorithm| {

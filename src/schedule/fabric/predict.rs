@@ -45,18 +45,9 @@ pub struct Forecast {
 /// What selection by formula would choose, and the segment that goes with it; with `forced`, that algorithm's.
 pub fn choice(question: &Question<'_>, forced: Option<Algorithm>) -> Choice {
     let Question { collective, ranks, bytes, dtype, fabric, .. } = *question;
-    let selection = Selection {
-        collective,
-        elements: if collective == Collective::Barrier { 0 } else { bytes / dtype.size() },
-        dtype,
-        size: ranks,
-        hosts: &fabric.hosts(ranks),
-        equal: true,
-        deterministic: false,
-        forced,
-        boards: false,
-        inexact: true,
-    };
+    let elements = if collective == Collective::Barrier { 0 } else { bytes / dtype.size() };
+    let hosts = fabric.hosts(ranks);
+    let selection = Selection { forced, ..Selection::new(collective, elements, dtype, ranks, &hosts) };
     select(&selection, &fabric.cost_model(ranks))
 }
 
@@ -108,22 +99,7 @@ impl<'a> Job<'a> {
         let layout = Hosts::new(&hosts, ranks);
         let width = match collective {
             Collective::Barrier => 0,
-            _ => width_on_the_wire(
-                &Selection {
-                    collective,
-                    elements: 0,
-                    dtype,
-                    size: ranks,
-                    hosts: &hosts,
-                    equal: true,
-                    deterministic: false,
-                    forced: None,
-                    boards: false,
-                    inexact: true,
-                },
-                algorithm,
-                &layout,
-            ),
+            _ => width_on_the_wire(&Selection::new(collective, 0, dtype, ranks, &hosts), algorithm, &layout),
         };
         let asked = bytes.div_ceil(dtype.size()).max(1);
         let blocks = !matches!(
