@@ -241,8 +241,12 @@ fn algorithms_change_while_it_runs() {
         let mut command =
             phalanx(&["bench", "-np", "4", "--transport", "tcp", "--bytes", "8,32K", "--iters", "150", "--json"]);
         command.env("PHALANX_CHOICE", "free").env("PHALANX_TUNING", "1").env("XDG_CACHE_HOME", cache.path());
+        command.env("PHALANX_LOG", "phalanx=debug");
         let output = finish(command);
         assert!(output.status.success(), "{time}: {}", String::from_utf8_lossy(&output.stderr));
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(log.contains("the ranks agreed on an algorithm"), "{time}: {log}");
+        assert_eq!(log.contains("links measured"), time == "measured", "{log}");
         let rows: Vec<Value> = lines(&output).iter().map(|line| object(Some(line))).collect();
         assert_eq!(rows.len(), 2, "{rows:?}");
         assert!(rows.iter().all(|row| row["wrong"] == 0 && row["checked"] == 150), "{rows:?}");

@@ -254,10 +254,7 @@ impl Call {
 
     /// Whether the order of the reduction shows in the bits of the result.
     pub(super) fn is_inexact(&self) -> bool {
-        self.reduction.as_ref().is_some_and(|reduction| {
-            let is_float = matches!(self.dtype, DataType::F16 | DataType::BF16 | DataType::F32 | DataType::F64);
-            is_float || reduction.op == ReduceOp::User
-        })
+        self.reduction.as_ref().is_some_and(|reduction| self.dtype.is_float() || reduction.op == ReduceOp::User)
     }
 
     /// Whether only the two ranks of each exchange know its length.

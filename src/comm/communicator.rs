@@ -66,6 +66,8 @@ pub(super) struct Inner {
     pub in_host: bool,
     plans: Plans,
     pub tuning: Tuning,
+    /// Whether algorithms are tried while the program runs.
+    pub tries: bool,
     pub points: Mutex<HashMap<CommunicatorId, u64>>,
     /// How many times this communicator was split.
     pub groups: AtomicU64,
@@ -126,6 +128,7 @@ impl Communicator {
             members,
             rank,
             view,
+            tries: basis.tuning,
             basis: Mutex::new(basis),
             in_host,
             plans: Plans::default(),
@@ -229,10 +232,10 @@ impl Communicator {
         self.inner.world.vanish();
     }
 
-    /// The algorithm that `call` would use here.
+    /// The algorithm that `call` would use here, if it is not the turn of another to be tried.
     pub fn algorithm_for(&self, call: &Call) -> Result<Algorithm> {
         call.validate(self.rank(), self.size())?;
-        Ok(self.plan(call, None)?.algorithm)
+        Ok(self.plan(call, self.kept(call))?.algorithm)
     }
 
     /// What is chosen for `call` here, why, and what each alternative would cost. Costs what a choice costs.
@@ -304,10 +307,12 @@ impl Communicator {
         output: *mut u8,
         wait: impl FnOnce(&Handle) -> Result<()>,
     ) -> Result<()> {
+        // First: a call that is refused here has no turn on the other ranks either.
+        let memory = self.check(call, input, output)?;
         let (way, timed) = self.take_turn(call)?;
         let since = timed.map(|_| Instant::now());
         // SAFETY: the caller's promise.
-        if let Some(handle) = unsafe { self.start_blocking(call, way, input, output)? } {
+        if let Some(handle) = unsafe { self.start_blocking(call, way, memory)? } {
             let guard = GiveUpOnUnwind(&handle);
             let outcome = wait(guard.0);
             std::mem::forget(guard);
@@ -324,14 +329,7 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`submit`](Self::submit).
-    unsafe fn start_blocking(
-        &self,
-        call: &Call,
-        way: Option<Algorithm>,
-        input: *const u8,
-        output: *mut u8,
-    ) -> Result<Option<Handle>> {
-        let memory = self.check(call, input, output)?;
+    unsafe fn start_blocking(&self, call: &Call, way: Option<Algorithm>, memory: Memory) -> Result<Option<Handle>> {
         let plan = self.plan(call, way)?;
         let prescales = call.reduction.as_ref().is_some_and(|reduction| reduction.prescale != 1.0);
         let Some(layout) = self.layout(call, &plan).filter(|_| !prescales) else {

@@ -9,7 +9,7 @@ use super::{figures_file, probe, told};
 use crate::bootstrap::{self, Config};
 use crate::executor::{Dial, Engine, EngineConfig};
 use crate::membership::Member;
-use crate::schedule::cost::{Basis, ChoiceMode};
+use crate::schedule::cost::{Basis, ChoiceMode, agree};
 use crate::sys;
 use crate::transport::connect::{Connector, ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenConfig, Listeners};
@@ -99,7 +99,8 @@ impl Config {
             shared_memory: transport != TransportPolicy::Tcp,
         })?;
         let shares_memory = transport != TransportPolicy::Tcp;
-        let introduction = told::introduce(listeners.addresses(), &self.settings, shares_memory)?;
+        let table = told::table(&self.settings)?;
+        let introduction = told::introduce(listeners.addresses(), &self.settings, &table, shares_memory)?;
         let roster = bootstrap::join(self, introduction, deadline)?;
         let mut said = Vec::new();
         let mut peer = |member: &Member| -> Result<PeerAddress> {
@@ -108,7 +109,7 @@ impl Config {
             Ok(PeerAddress { rank: member.rank, addresses })
         };
         let peers = roster.members.iter().map(&mut peer).collect::<Result<_>>()?;
-        let basis = told::basis(&said, &roster.view.hosts, rank, &self.settings)?;
+        let basis = Arc::new(agree(&said, &roster.view.hosts, rank, table, true)?);
         let config = ConnectorConfig::new(rank, roster.generation, roster.key.clone(), peers);
         let sockets = self.settings.sockets.and_then(|sockets| u8::try_from(sockets).ok());
         let sockets_per_peer = sockets.unwrap_or(config.sockets_per_peer);

@@ -41,12 +41,17 @@ pub(super) fn read(settings: &Settings, shares_memory: bool) -> Option<Figures> 
     }
 }
 
-/// Leaves figures for later runs.
+/// Leaves figures for later runs, beside what the file has of other kinds of links.
 pub(super) fn write(settings: &Settings, shares_memory: bool, figures: Figures) {
     if settings.figures == FiguresFile::Off {
         return;
     }
     let Some(path) = path(settings, shares_memory) else { return };
+    let before = read_from(&path, SystemTime::now()).ok().flatten().unwrap_or_default();
+    let figures = Figures {
+        in_host: figures.in_host.or(before.in_host),
+        between_hosts: figures.between_hosts.or(before.between_hosts),
+    };
     if let Err(error) = write_to(&path, figures) {
         tracing::warn!("figures could not be written to {}: {error}", path.display());
     }

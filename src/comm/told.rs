@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use super::figures_file;
 use crate::bootstrap::{Introduction, Settings};
-use crate::schedule::cost::{AlgorithmTable, Basis, ChoiceMode, Told, agree};
+use crate::schedule::cost::{AlgorithmTable, ChoiceMode, Told};
 use crate::sys::process;
 use crate::transport::listen::ListenAddresses;
 use crate::types::{Error, Result};
 
-/// The table of algorithms that the settings name.
+/// The table of algorithms that the settings name. Read once: what is told of it is what is chosen by, whatever becomes of
+/// the file.
 pub(crate) fn table(settings: &Settings) -> Result<Arc<AlgorithmTable>> {
     let Some(path) = &settings.algorithm_table else { return Ok(Arc::default()) };
     let wrong = |why: String| {
@@ -24,13 +25,18 @@ pub(crate) fn table(settings: &Settings) -> Result<Arc<AlgorithmTable>> {
 }
 
 /// Introduces this process: where it listens, and what it knows.
-pub(crate) fn introduce(addresses: &ListenAddresses, settings: &Settings, shares_memory: bool) -> Result<Introduction> {
+pub(crate) fn introduce(
+    addresses: &ListenAddresses,
+    settings: &Settings,
+    table: &AlgorithmTable,
+    shares_memory: bool,
+) -> Result<Introduction> {
     let told = Told {
         processors: process::usable_processors(),
         host_processors: process::host_processors(),
         shares_memory,
         choice: settings.choice,
-        table: table(settings)?.digest(),
+        table: table.digest(),
         tuning: settings.tuning,
         figures: (settings.choice != ChoiceMode::Builtin)
             .then(|| figures_file::read(settings, shares_memory))
@@ -53,11 +59,6 @@ pub(crate) fn read(introduction: &[u8]) -> Result<(ListenAddresses, Told)> {
     Ok((ListenAddresses::decode(addresses)?, told))
 }
 
-/// What the members of a view choose by, from what they told, in rank order.
-pub(crate) fn basis(told: &[Told], hosts: &[usize], own: usize, settings: &Settings) -> Result<Arc<Basis>> {
-    agree(told, hosts, own, table(settings)?).map(Arc::new)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,7 +73,8 @@ mod tests {
             shared_memory: false,
         })
         .expect("a listener");
-        let said = introduce(listeners.addresses(), &Settings::default(), true).expect("an introduction");
+        let said = introduce(listeners.addresses(), &Settings::default(), &AlgorithmTable::default(), true)
+            .expect("an introduction");
         let (addresses, told) = read(&said.addresses).expect("what was said");
         assert_eq!(&addresses, listeners.addresses());
         assert!(told.shares_memory && told.processors >= 1 && told.host_processors >= 1 && told.figures.is_none());

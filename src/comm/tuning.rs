@@ -33,39 +33,42 @@ impl Tuning {
 pub(super) type Tried = (Option<Algorithm>, Option<(Kind, Algorithm)>);
 
 impl Communicator {
-    /// Takes a call's turn, on all ranks alike. May wait for the other ranks to make the same call.
-    pub(super) fn take_turn(&self, call: &Call) -> Result<Tried> {
+    /// The class of a call; `None` if nothing is tried for it.
+    fn kind(&self, call: &Call) -> Option<Kind> {
         let settings = self.settings();
-        let basis = self.inner.basis();
-        if !basis.tuning
-            || settings.algorithm.is_some()
-            || settings.deterministic
-            || self.size() < 2
-            || call.is_unequal()
-        {
-            return Ok((None, None));
+        if !self.inner.tries || settings.algorithm.is_some() || settings.deterministic || self.size() < 2 {
+            return None;
         }
-        call.validate(self.rank(), self.size())?;
         let bytes = call.selection_elements(self.size()).saturating_mul(call.dtype.size());
-        let kind = Kind {
+        (!call.is_unequal()).then(|| Kind {
             collective: call.collective,
             dtype: call.dtype,
             bucket: bytes.max(1).ilog2(),
             boards: self.may_use_boards(call),
             inexact: call.is_inexact(),
-        };
+        })
+    }
+
+    /// What tuning has settled on for a call, if it has.
+    pub(super) fn kept(&self, call: &Call) -> Option<Algorithm> {
+        self.inner.tuning.with(self.kind(call)?, |class| class.kept(), || Class::new(&self.candidates(call)))
+    }
+
+    /// Takes the turn of a call that is sound, on all ranks alike. May wait for the other ranks to make the same call.
+    pub(super) fn take_turn(&self, call: &Call) -> Result<Tried> {
+        let Some(kind) = self.kind(call) else { return Ok((None, None)) };
         let make = || Class::new(&self.candidates(call));
         loop {
-            let (turn, mut times) = self.inner.tuning.with(kind, |class| (class.turn(), class.times()), make);
-            match turn {
+            match self.inner.tuning.with(kind, Class::turn, make) {
                 Turn::Usual => return Ok((None, None)),
                 Turn::Keep(algorithm) => return Ok((Some(algorithm), None)),
                 Turn::Try(algorithm) => return Ok((Some(algorithm), Some((kind, algorithm)))),
                 Turn::Agree => {
+                    let mut times = self.inner.tuning.with(kind, |class| class.times(), make);
                     // Forced, so that it takes no turn itself.
                     self.with_algorithm(Some(Algorithm::OneShot)).allreduce(&mut times, ReduceOp::Max)?;
                     self.inner.tuning.with(kind, |class| class.agreed(&times), make);
-                    tracing::debug!(collective = %call.collective, bytes, ?times, "the ranks agreed on an algorithm");
+                    tracing::debug!(collective = %call.collective, bytes = 1_usize << kind.bucket, ?times, "the ranks agreed on an algorithm");
                 }
             }
         }

@@ -14,6 +14,7 @@ use crate::bootstrap::control::{Link, wait};
 use crate::comm::{Members, Settings as CommSettings, Views, told};
 use crate::executor::Lost;
 use crate::membership::member::{Action, Installation, Member, Outcome, Stop};
+use crate::schedule::cost::{AlgorithmTable, agree};
 use crate::sys::points::{Point, reach};
 use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::Listeners;
@@ -34,6 +35,7 @@ pub(super) struct ClientConfig {
     pub place: String,
     pub key: Option<JobKey>,
     pub settings: Settings,
+    pub table: Arc<AlgorithmTable>,
     pub policy: TransportPolicy,
     pub listeners: Listeners,
 }
@@ -55,12 +57,13 @@ impl Client {
         control: Control,
         views: SharedViews,
     ) -> Result<Self> {
-        let ClientConfig { place, key, settings, policy, listeners } = config;
+        let ClientConfig { place, key, settings, table, policy, listeners } = config;
         let listeners = Some(listeners);
         let mut driver = Driver {
             place,
             key,
             settings,
+            table,
             policy,
             listeners,
             link: None,
@@ -88,6 +91,7 @@ struct Driver {
     place: String,
     key: Option<JobKey>,
     settings: Settings,
+    table: Arc<AlgorithmTable>,
     policy: TransportPolicy,
     /// Until the first view.
     listeners: Option<Listeners>,
@@ -321,7 +325,7 @@ impl Driver {
         }
         let own = slots.iter().position(|one| one == slot);
         let own = own.ok_or_else(|| Error::internal("a view without this member"))?;
-        let basis = told::basis(&told, &hosts, own, &self.settings)?;
+        let basis = Arc::new(agree(&told, &hosts, own, self.table.clone(), self.listeners.is_some())?);
         let broken = broken
             .iter()
             .filter_map(|&(one, other)| match *slot {

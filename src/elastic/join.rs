@@ -60,7 +60,8 @@ impl Elastic {
             ports: settings.ports.clone(),
             shared_memory: policy != TransportPolicy::Tcp,
         })?;
-        let introduction = told::introduce(listeners.addresses(), settings, policy != TransportPolicy::Tcp)?;
+        let table = told::table(settings)?;
+        let introduction = told::introduce(listeners.addresses(), settings, &table, policy != TransportPolicy::Tcp)?;
         let process = ProcessRecord {
             pid: std::process::id(),
             host: introduction.host,
@@ -75,7 +76,7 @@ impl Elastic {
         let (shared, control) = (Arc::new(Shared::default()), Control::new().map_err(failed)?);
         let views = Arc::default();
         let member = Member::new(Instant::now(), config);
-        let config = ClientConfig { place, key, settings: settings.clone(), policy, listeners };
+        let config = ClientConfig { place, key, settings: settings.clone(), table, policy, listeners };
         let client = Client::start(config, member, shared.clone(), control.clone(), Arc::clone(&views))?;
         let elastic = Self {
             shared,

@@ -66,6 +66,13 @@ impl Figures {
         })
     }
 
+    /// Whether there are figures of every kind of link that ranks on these hosts have.
+    fn cover(&self, hosts: &[usize]) -> bool {
+        let several = hosts.iter().any(|host| *host != hosts[0]);
+        let shared = (1..hosts.len()).any(|at| hosts[..at].contains(&hosts[at]));
+        (!several || self.between_hosts.is_some()) && (!shared || self.in_host.is_some())
+    }
+
     /// The larger of each: a collective is as slow as its slowest rank.
     fn worse(self, other: Self) -> Self {
         let worse = |one: Option<LinkModel>, other: Option<LinkModel>| match (one, other) {
@@ -119,13 +126,13 @@ pub struct Basis {
     pub tuning: bool,
 }
 
-/// What all ranks choose by, from what each told, in rank order. `hosts` has the host of each rank, `own` is this rank, and
-/// `table` the table that it told of.
+/// What all ranks choose by, from what each told, in rank order. `hosts` has the host of each rank, `own` is this rank,
+/// `table` the table that it told of, and `begins` whether it has been in no view before.
 ///
 /// # Errors
 ///
 /// When this rank told another table, or another way to choose, than rank 0.
-pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTable>) -> Result<Basis> {
+pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTable>, begins: bool) -> Result<Basis> {
     let (Some(first), Some(mine)) = (told.first(), told.get(own)) else {
         return Err(Error::internal("nobody told what to choose by"));
     };
@@ -143,30 +150,25 @@ pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTab
     };
     // A rank that agrees with rank 0 goes on, so that a newcomer who does not stops itself and not the others; where all
     // begin together, all stop.
-    let is_first_meeting = own == 0;
+    let speaks_for_all = own == 0 && begins;
     let tables = |one: &Told| one.table == first.table;
     let choices = |one: &Told| (one.choice, one.tuning) == (first.choice, first.tuning);
-    if !tables(mine) || is_first_meeting && !told.iter().all(tables) {
+    if !tables(mine) || speaks_for_all && !told.iter().all(tables) {
         return Err(differ("table of algorithms", "PHALANX_ALGORITHM_TABLE", &tables));
     }
-    if !choices(mine) || is_first_meeting && !told.iter().all(choices) {
+    if !choices(mine) || speaks_for_all && !told.iter().all(choices) {
         return Err(differ("way to choose", "PHALANX_CHOICE and PHALANX_TUNING", &choices));
     }
     let shares_memory = told.iter().all(|one| one.shares_memory);
-    let builtin = CostModel {
-        in_host: if shares_memory { LinkModel::SHARED_MEMORY } else { LinkModel::LOOPBACK },
-        host: Some(HostModel {
-            processors: processors(told, hosts),
-            ..if shares_memory { HostModel::SHARED_MEMORY } else { HostModel::SOCKETS }
-        }),
-        ..CostModel::default()
-    };
+    let mut basis = Basis { choice: first.choice, table, tuning: first.tuning, ..Basis::usual(shares_memory) };
+    basis.builtin.host = Some(HostModel {
+        processors: processors(told, hosts),
+        ..if shares_memory { HostModel::SHARED_MEMORY } else { HostModel::SOCKETS }
+    });
     let known: Option<Vec<Figures>> = told.iter().map(|one| one.figures.filter(Figures::are_sound)).collect();
-    let basis = Basis { builtin, measured: None, choice: first.choice, table, shares_memory, tuning: first.tuning };
-    Ok(match known {
-        Some(known) if first.choice != ChoiceMode::Builtin => {
-            basis.measured_as(known.into_iter().fold(Figures::default(), Figures::worse))
-        }
+    let known = known.map(|known| known.into_iter().fold(Figures::default(), Figures::worse));
+    Ok(match known.filter(|known| known.cover(hosts)) {
+        Some(known) if first.choice != ChoiceMode::Builtin => basis.measured_as(known),
         _ => basis,
     })
 }
@@ -239,7 +241,7 @@ mod tests {
         let hosts = [0, 1, 2, 3];
         let all: Vec<Told> = [1.0, 400.0, 0.01, 7.0].map(|factor| Told { figures: figures(factor), ..told() }).to_vec();
         let bases: Vec<Basis> =
-            (0..4).map(|own| agree(&all, &hosts, own, Arc::default()).expect("they agree")).collect();
+            (0..4).map(|own| agree(&all, &hosts, own, Arc::default(), true).expect("they agree")).collect();
         assert_eq!(bases[0].measured.expect("all have figures").between_hosts, link(400.0));
         assert!(bases.iter().all(|basis| *basis == bases[0]));
         for (collective, elements) in [(Collective::Allreduce, 3000), (Collective::Broadcast, 1 << 18)] {
@@ -254,31 +256,72 @@ mod tests {
         let whole = Told { figures: figures(1.0), ..told() };
         let broken = Figures { between_hosts: Some(LinkModel { latency: f64::NAN, ..link(1.0) }), in_host: None };
         for other in [told(), Told { figures: Some(broken), ..told() }, Told { figures: figures(-1.0), ..told() }] {
-            assert_eq!(agree(&[whole, other], &[0, 1], 0, Arc::default()).expect("they agree").measured, None);
+            assert_eq!(agree(&[whole, other], &[0, 1], 0, Arc::default(), true).expect("they agree").measured, None);
         }
         let builtin = Told { choice: ChoiceMode::Builtin, ..whole };
-        assert_eq!(agree(&[builtin, builtin], &[0, 1], 1, Arc::default()).expect("they agree").measured, None);
+        assert_eq!(agree(&[builtin, builtin], &[0, 1], 1, Arc::default(), true).expect("they agree").measured, None);
+    }
+
+    #[test]
+    fn figures_of_one_kind_of_link_say_nothing_of_another() {
+        let known = Told { figures: figures(1.0), ..told() };
+        let measured = |hosts: &[usize]| {
+            let all = vec![known; hosts.len()];
+            agree(&all, hosts, 0, Arc::default(), true).expect("they agree").measured.is_some()
+        };
+        assert!(measured(&[0, 1]) && !measured(&[0, 0]) && !measured(&[0, 1, 1]));
+    }
+
+    #[test]
+    fn the_table_goes_before_everything_but_what_cannot_serve() {
+        let rules = "allreduce * * *: ring\nbroadcast * * *: boards";
+        let table = Arc::new(AlgorithmTable::parse(rules).expect("sound"));
+        let measured = Some(CostModel::default());
+        let basis = Basis { table, measured, choice: ChoiceMode::Free, ..Basis::default() };
+        let call = |collective| Selection::new(collective, 1 << 10, DataType::F32, 4, &[0; 4]);
+        let choice = select_by(&call(Collective::Allreduce), &basis);
+        assert_eq!((choice.algorithm, &*choice.interchangeable), (Algorithm::Ring, &[Algorithm::Ring][..]));
+        assert_eq!(choice.reason, "the table says so");
+        let choice = select_by(&call(Collective::Broadcast), &basis);
+        assert!(choice.algorithm != Algorithm::Boards && choice.reason != "the table says so", "{}", choice.reason);
+        let forced = Selection { forced: Some(Algorithm::TwoShot), ..call(Collective::Allreduce) };
+        assert_eq!(select_by(&forced, &basis).algorithm, Algorithm::TwoShot);
+        let useless = Selection { forced: Some(Algorithm::Bruck), ..call(Collective::Allreduce) };
+        assert_eq!(select_by(&useless, &basis).algorithm, Algorithm::Ring);
+    }
+
+    #[test]
+    fn what_is_ruled_out_stands_in_for_nothing() {
+        let basis = Basis { choice: ChoiceMode::Free, ..Basis::default() };
+        let long = Selection::new(Collective::Allreduce, 1 << 28, DataType::F32, 8, &[0; 8]);
+        let stand_in = select_by(&long, &basis).interchangeable;
+        assert!(stand_in.contains(&Algorithm::Ring), "{stand_in:?}");
+        for out in [Algorithm::OneShot, Algorithm::Hierarchical] {
+            assert!(!stand_in.contains(&out), "{stand_in:?}");
+        }
     }
 
     #[test]
     fn another_table_is_an_error_that_names_the_ranks() {
         let other = Told { table: 7, ..told() };
         let said =
-            |own| agree(&[told(), other, told(), other], &[0; 4], own, Arc::default()).map_err(|e| e.to_string());
+            |own| agree(&[told(), other, told(), other], &[0; 4], own, Arc::default(), true).map_err(|e| e.to_string());
         let words = said(1).expect_err("another table");
         assert!(words.contains("rank 0 has another table of algorithms than ranks 1, 3"), "{words}");
         assert!(said(0).is_err() && said(2).is_ok());
+        let goes_on = agree(&[told(), other], &[0; 2], 0, Arc::default(), false);
+        assert!(goes_on.is_ok(), "a newcomer does not stop those who are at work");
         let freely = Told { choice: ChoiceMode::Free, ..told() };
-        let words = agree(&[told(), freely], &[0; 2], 1, Arc::default()).expect_err("another choice").to_string();
+        let words = agree(&[told(), freely], &[0; 2], 1, Arc::default(), true).expect_err("another choice").to_string();
         assert!(words.contains("another way to choose than rank 1"), "{words}");
     }
 
     #[test]
     fn a_view_that_changes_is_agreed_on_by_those_who_are_in_it() {
         let known = |factor| Told { figures: figures(factor), ..told() };
-        let before = agree(&[known(1.0), known(9.0)], &[0, 1], 0, Arc::default()).expect("they agree");
-        let after = agree(&[known(1.0), known(2.0)], &[0, 1], 0, Arc::default()).expect("they agree");
-        let newcomer = agree(&[known(1.0), told()], &[0, 1], 0, Arc::default()).expect("they agree");
+        let before = agree(&[known(1.0), known(9.0)], &[0, 1], 0, Arc::default(), true).expect("they agree");
+        let after = agree(&[known(1.0), known(2.0)], &[0, 1], 0, Arc::default(), true).expect("they agree");
+        let newcomer = agree(&[known(1.0), told()], &[0, 1], 0, Arc::default(), true).expect("they agree");
         let between = |basis: &Basis| basis.measured.map(|model| model.between_hosts);
         assert_eq!((between(&before), between(&after)), (Some(link(9.0)), Some(link(2.0))));
         assert_eq!(between(&newcomer), None, "who knows nothing would choose apart from the others");
@@ -299,7 +342,7 @@ mod tests {
         let dear = LinkModel { latency: 1e-6, overhead: 100e-6, seconds_per_byte: 1e-9 };
         let hosts = [0, 1, 2, 3];
         let one = Told { figures: Some(Figures { in_host: None, between_hosts: Some(dear) }), ..told() };
-        let basis = agree(&[one; 4], &hosts, 0, Arc::default()).expect("they agree");
+        let basis = agree(&[one; 4], &hosts, 0, Arc::default(), true).expect("they agree");
         let floats = Selection::new(Collective::Allreduce, 2, DataType::F32, 4, &hosts);
         assert_eq!(select_by(&floats, &basis).algorithm, Algorithm::OneShot);
         let integers = Selection { dtype: DataType::I64, inexact: false, ..floats };

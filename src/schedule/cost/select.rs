@@ -88,42 +88,60 @@ pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
 /// Where figures were measured, and the order of the reduction would show, only algorithms compete that give the bits of
 /// the one which the built-in figures choose, unless all may.
 pub fn select_by(selection: &Selection<'_>, basis: &Basis) -> Choice {
-    with_interchangeable(choose_by(selection, basis), basis)
+    let (mut choice, is_told) = choose_by(selection, basis);
+    if is_told {
+        choice.interchangeable = vec![choice.algorithm];
+    } else if basis.choice == ChoiceMode::Free {
+        // Bits may change.
+        let hosts = Hosts::new(selection.hosts, selection.size);
+        let others = choice.alternatives.iter().map(|(other, _)| *other);
+        choice.interchangeable =
+            others.filter(|other| *other == choice.algorithm || is_sensible(*other, selection, &hosts)).collect();
+    }
+    choice
 }
 
-fn choose_by(selection: &Selection<'_>, basis: &Basis) -> Choice {
+/// The choice, and whether the user made it.
+fn choose_by(selection: &Selection<'_>, basis: &Basis) -> (Choice, bool) {
     let one_host = selection.hosts.iter().all(|host| *host == selection.hosts[0]);
     let bytes = selection.elements.saturating_mul(selection.dtype.size());
     let shared = basis.shares_memory && one_host;
     let ruled = basis.table.find(selection.collective, selection.size, shared, bytes);
-    let asked = Selection { forced: selection.forced.or(ruled), ..*selection };
-    if asked.forced.is_some() {
-        let mut choice = select(&asked, basis.model());
-        if selection.forced.is_none() && Some(choice.algorithm) == ruled {
-            choice.reason = "the table says so".into();
+    for forced in [selection.forced, ruled].into_iter().flatten() {
+        let mut choice = select(&Selection { forced: Some(forced), ..*selection }, basis.model());
+        if choice.algorithm == forced {
+            if selection.forced != Some(forced) {
+                choice.reason = "the table says so".into();
+            }
+            return (choice, true);
         }
-        return choice;
     }
-    match (&basis.measured, basis.choice) {
+    let choice = match (&basis.measured, basis.choice) {
         (None, _) | (_, ChoiceMode::Builtin) => select(selection, &basis.builtin),
         (Some(measured), ChoiceMode::Measured) if selection.inexact => {
             let usual = select(selection, &basis.builtin);
             if usual.algorithm == Algorithm::Boards {
-                return usual;
+                usual
+            } else {
+                let scheduled = Selection { boards: false, ..*selection };
+                select_among(&scheduled, measured, Among::SameBits(usual.algorithm))
             }
-            let scheduled = Selection { boards: false, ..*selection };
-            select_among(&scheduled, measured, Among::SameBits(usual.algorithm))
         }
         (Some(measured), _) => select_among(selection, measured, Among::All),
-    }
+    };
+    (choice, false)
 }
 
-/// Lets all stand in for each other, if the basis says that bits may change.
-fn with_interchangeable(mut choice: Choice, basis: &Basis) -> Choice {
-    if basis.choice == ChoiceMode::Free {
-        choice.interchangeable = choice.alternatives.iter().map(|(other, _)| *other).collect();
+/// Whether an algorithm may be taken unasked.
+fn is_sensible(algorithm: Algorithm, selection: &Selection<'_>, hosts: &Hosts) -> bool {
+    match algorithm {
+        Algorithm::OneShot if selection.collective == Collective::Allreduce => {
+            selection.elements.saturating_mul(selection.dtype.size()) <= MOST_ONE_SHOT
+        }
+        // Without several ranks on several hosts it is a flat algorithm by another name.
+        Algorithm::Hierarchical => hosts.count() > 1 && hosts.most() > 1,
+        _ => true,
     }
-    choice
 }
 
 /// Which algorithms compete.
@@ -173,7 +191,8 @@ fn select_among(selection: &Selection<'_>, model: &CostModel, among: Among) -> C
     }
     let partial = |algorithm| partials_travel(selection.collective, algorithm, &hosts, selection.deterministic);
     let raw = |algorithm| algorithm == Algorithm::Boards || !partial(algorithm);
-    let same = |other: &Algorithm| *other == algorithm || !selection.inexact || raw(*other) && raw(algorithm);
+    let same_bits = |other| !selection.inexact || raw(other) && raw(algorithm);
+    let same = |other: &Algorithm| *other == algorithm || is_sensible(*other, selection, &hosts) && same_bits(*other);
     let interchangeable = alternatives.iter().map(|(other, _)| *other).filter(same).collect();
     Choice { algorithm, schedule, reason, segment: segment.max(1), alternatives, interchangeable }
 }
@@ -213,17 +232,10 @@ fn decide(
         Among::SameBits(usual) => algorithm == usual || !partial(algorithm) && !partial(usual),
         _ => true,
     };
-    let layered = hosts.count() > 1 && hosts.most() > 1;
-    let mut candidates =
-        alternatives.iter().filter(|(algorithm, _)| allowed(*algorithm)).filter(|(algorithm, _)| match algorithm {
-            Algorithm::OneShot if collective == Collective::Allreduce => {
-                selection.elements.saturating_mul(selection.dtype.size()) <= MOST_ONE_SHOT
-            }
-            Algorithm::TwoShot => true,
-            // Without several ranks on several hosts it is a flat algorithm by another name.
-            Algorithm::Hierarchical => layered,
-            _ => !few,
-        });
+    let direct = [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::Hierarchical];
+    let mut candidates = alternatives.iter().filter(|(algorithm, _)| {
+        allowed(*algorithm) && is_sensible(*algorithm, selection, hosts) && (!few || direct.contains(algorithm))
+    });
     let Some(&(algorithm, cost)) = candidates.next() else {
         return choose(fastest, "the only one that serves".into());
     };

@@ -61,6 +61,11 @@ impl Class {
         Turn::Try(self.candidates[(tried % self.candidates.len() as u64) as usize])
     }
 
+    /// What was agreed on, if it was.
+    pub fn kept(&self) -> Option<Algorithm> {
+        self.kept
+    }
+
     /// A call that was to try `algorithm` took so long here.
     pub fn took(&mut self, algorithm: Algorithm, nanoseconds: u64) {
         if let Some(at) = self.candidates.iter().position(|one| *one == algorithm) {
