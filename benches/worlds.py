@@ -99,36 +99,15 @@ def namespace(host: int) -> str:
 @contextmanager
 def namespaces(count: int) -> Iterator[None]:
     """Hosts on one bridge, each cable with 1 Gbit/s each way; none for 0."""
-    bridge = "phxwbr"
-
-    def remove() -> None:
-        for host in range(1, count + 1):
-            # The cable by name: with the namespace alone it would go some time later.
-            subprocess.run(["ip", "link", "del", f"phxwv{host}"], capture_output=True, check=False)
-            subprocess.run(["ip", "netns", "del", namespace(host)], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
-
     if count == 0:
         yield
         return
-    shape = ["root", "tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms"]
-    remove()
+    hosts = ["env", "HOSTS_PREFIX=phxw", "bash", str(ROOT / "tests" / "hosts.sh")]
     try:
-        run(["ip", "link", "add", bridge, "type", "bridge"])
-        run(["ip", "link", "set", bridge, "up"])
-        for host in range(1, count + 1):
-            name, cable = namespace(host), f"phxwv{host}"
-            run(["ip", "netns", "add", name])
-            run(["ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name])
-            run(["ip", "link", "set", cable, "master", bridge, "up"])
-            run(["ip", "-n", name, "addr", "add", f"10.79.0.{host}/24", "dev", "eth0"])
-            run(["ip", "-n", name, "link", "set", "eth0", "up"])
-            run(["ip", "-n", name, "link", "set", "lo", "up"])
-            run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", *shape])
-            run(["tc", "qdisc", "add", "dev", cable, *shape])
+        run([*hosts, "up", str(count), "1gbit"])
         yield
     finally:
-        remove()
+        run([*hosts, "down"])
 
 
 def bench(scene: Scene, collective: str, sizes: list[int], algorithm: str | None, rounds: int) -> dict[int, float]:

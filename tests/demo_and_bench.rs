@@ -136,6 +136,8 @@ fn requests_that_mean_nothing_are_refused_with_what_was_given() {
         (&["simulate", "--algorithms", "bruck"], "--algorithms bruck given, two_shot"),
         (&["bench", "allreduce", "--hosts", "no such host,b"], "namespace"),
         (&["bench", "reduce", "--limit"], "--limit is that of allreduce, reduce given"),
+        (&["bench", "--limit", "--registered"], "cannot be used with"),
+        (&["bench", "reduce", "--sweep"], "cannot be used with"),
         (&["bench", "allreduce", "--limit", "-np", "5000"], "5000 ranks need a core each"),
     ] {
         let output = run(arguments);
@@ -263,6 +265,18 @@ fn the_limit_of_the_memory_is_measured() {
         assert_eq!((&row["algorithm"], &row["wrong"], &row["ranks"]), (&"limit".into(), &0.into(), &1.into()), "{row}");
         assert!(row["time_us_p50"].as_f64() > Some(0.0), "{row}");
     }
+}
+
+#[test]
+fn sweeps_and_registered_buffers_are_measured() {
+    let cells = well(&["bench", "--sweep=broadcast", "-np", "2", "--bytes", "8,4K", "--json"]);
+    assert_eq!(cells.len(), 2, "{cells:?}");
+    for cell in cells.iter().map(|line| object(Some(line))) {
+        assert!(cell["wrong"] == 0 && cell["ways"].as_array().is_some_and(|ways| ways.len() > 1), "{cell}");
+    }
+    let rows = well(&["bench", "--registered", "-np", "2", "--transport", "shm", "--bytes", "8,256K", "--json"]);
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    assert!(rows.iter().all(|line| object(Some(line))["wrong"] == 0), "{rows:?}");
 }
 
 #[test]

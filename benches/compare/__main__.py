@@ -25,16 +25,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+# plot.py serves others, too.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import bars
 import hosts
 import processes
 import programs
 from contenders import PHALANX, Failed, cores, find, python_with_torch
-from report import show_size, sweep_table, verdict_table, write_csv, write_page, write_plots
+from report import sweep_table, verdict_table, write_csv, write_page, write_plots
 from sweep import Verdict, judge, run, say
-
-# plot.py serves others, too.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 QUICK_SIZES = (8, 4 << 10, 256 << 10, 2 << 20, 16 << 20)
 
@@ -97,7 +97,7 @@ def main() -> None:
         groups = [replace(g, work=replace(g.work, sizes=s)) for g, s in zip(groups, shorter, strict=True)]
     outcomes = run(groups, contenders, rounds)
     titles = {group.title for group in groups}
-    verdicts = [judge(bar, outcomes, show_size) for bar in bars.bars() if bar.group in titles]
+    verdicts = [judge(bar, outcomes) for bar in bars.bars() if bar.group in titles]
     verdicts += other_figures(options, options.only, rounds)
 
     system = f"{platform.machine()}, {len(cores())} cores, Linux {platform.release().split('-')[0]}"

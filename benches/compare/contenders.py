@@ -87,10 +87,6 @@ def phalanx(*options: str) -> Contender:
     return measure
 
 
-def has_registered_buffers() -> bool:
-    return "--registered" in run([str(PHALANX), "bench", "--help"])
-
-
 def limit(work: Work) -> Figures:
     """What memory shared by threads allows: see `phalanx bench --limit`."""
     return figures_of(bench("--limit", "-np", str(work.ranks), *named_sizes(work)))
@@ -151,14 +147,11 @@ def find(torch_python: str | None) -> tuple[dict[str, Contender], list[str]]:
     """All that can be run here by name, and for each that cannot, why."""
     there: dict[str, Contender] = {
         "Phalanx shm": phalanx("--transport", "shm"),
+        "Phalanx registered": phalanx("--transport", "shm", "--registered"),
         "Phalanx tcp": phalanx("--transport", "tcp"),
         "limit": limit,
     }
     absent = []
-    if has_registered_buffers():
-        there["Phalanx registered"] = phalanx("--transport", "shm", "--registered")
-    else:
-        absent.append("registered buffers: this build's bench has no --registered")
     mpis = {
         "Open MPI": ("openmpi", "libopenmpi-dev and openmpi-bin", ["--bind-to", "core"], ["--oversubscribe"]),
         "MPICH": ("mpich", "libmpich-dev and mpich", ["-bind-to", "core"], []),

@@ -112,5 +112,5 @@ def memory_verdicts(seconds: float) -> list[Verdict]:
         a_peer = max(own - few, 0.0) / 48
         computed = own + a_peer * (1000 - 64)
         what = f"the same at 1,000 ranks, computed: {a_peer / 1024:.0f} KiB a peer"
-        verdicts.append(Verdict(what, "stated", f"{computed / MIB:.0f} MiB own", True))
+        verdicts.append(Verdict(what, "none: stated", f"{computed / MIB:.0f} MiB own", None))
     return verdicts

@@ -9,17 +9,12 @@ from pathlib import Path
 from contenders import Figure
 from sweep import Outcome, Verdict
 
+from plot import name_bytes
+
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 # What algbw is multiplied by to be busbw, as nccl-tests defines it: by the number of ranks.
 SHARED = ("allgather", "reduce_scatter", "alltoall")
-
-
-def show_size(size: int) -> str:
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor and size % factor == 0:
-            return f"{size // factor} {unit}"
-    return f"{size} B"
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -55,7 +50,7 @@ def sweep_table(outcome: Outcome) -> str:
     rows = []
     for size in work.sizes:
         figures = {name: outcome.figure(name, size) for name in names}
-        row = ["" if work.collective == "barrier" else show_size(size)]
+        row = ["" if work.collective == "barrier" else name_bytes(size)]
         row += [f"{show_time(figure.p50)} ({show_time(figure.p99)})" for figure in figures.values()]
         factor = bus_factor(work.collective, work.ranks)
         row += [f"{bandwidth(size, figures[name]) * factor:.3g}" for name in moving]
@@ -66,7 +61,7 @@ def sweep_table(outcome: Outcome) -> str:
 
 
 def verdict_table(verdicts: list[Verdict]) -> str:
-    words = {True: "met", False: "**not met**", None: "not measured"}
+    words = {True: "met", False: "**not met**", None: ""}
     rows = []
     for verdict in verdicts:
         said = "beyond" if verdict.met and verdict.beyond else words[verdict.met]

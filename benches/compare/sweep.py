@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from bars import Bar, Group
 from contenders import Contender, Failed, Figure, Figures
 
+from plot import name_bytes
+
 
 def say(text: str) -> None:
     print(f"# {text}", file=sys.stderr, flush=True)
@@ -64,7 +66,7 @@ def run(groups: list[Group], contenders: Mapping[str, Contender], rounds: int) -
 
 @dataclass(frozen=True)
 class Verdict:
-    """A bar held against what was measured. `worst` is where it is farthest from being met."""
+    """A bar held against what was measured. `met` is None where there is no bar, or nothing was measured."""
 
     what: str
     wanted: str
@@ -73,10 +75,11 @@ class Verdict:
     beyond: bool | None = None
 
 
-def judge(bar: Bar, outcomes: list[Outcome], show_size: object) -> Verdict:
+def judge(bar: Bar, outcomes: list[Outcome]) -> Verdict:
     """Whether a bar is met at every size; met is None when one of the two was not there."""
-    size_name = show_size if callable(show_size) else str
-    span = size_name(bar.most) if bar.least == bar.most else f"{size_name(max(bar.least, 8))} to {size_name(bar.most)}"
+    span = (
+        name_bytes(bar.most) if bar.least == bar.most else f"{name_bytes(max(bar.least, 8))} to {name_bytes(bar.most)}"
+    )
     is_barrier = bar.group.startswith("barrier")
     what = f"{bar.group}{'' if is_barrier else ', ' + span}: {bar.own} against {bar.peer}"
     wanted = f"at most {bar.bar:.2f}x"
@@ -90,6 +93,6 @@ def judge(bar: Bar, outcomes: list[Outcome], show_size: object) -> Verdict:
         return Verdict(what, wanted, "no such size was measured", None)
     ratios = {size: outcome.ratio(bar.own, bar.peer, size) for size in sizes}
     worst = max(ratios, key=lambda size: ratios[size])
-    best, most = min(ratios.values()), ratios[worst]
-    measured = f"{most:.2f}x" if len(sizes) == 1 else f"{best:.2f}x to {most:.2f}x, most at {size_name(worst)}"
-    return Verdict(what, wanted, measured, most <= bar.bar, bar.beyond is not None and most <= bar.beyond)
+    best, largest = min(ratios.values()), ratios[worst]
+    measured = f"{largest:.2f}x" if len(sizes) == 1 else f"{best:.2f}x to {largest:.2f}x, most at {name_bytes(worst)}"
+    return Verdict(what, wanted, measured, largest <= bar.bar, bar.beyond is not None and largest <= bar.beyond)

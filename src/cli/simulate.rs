@@ -13,7 +13,7 @@ use phalanx::types::Collective;
 use phalanx::{Algorithm, DataType};
 use serde::Serialize;
 
-use super::bench::sizes::Sizes;
+use super::bench::sizes::{Sizes, in_words};
 
 /// What stands below the options.
 const MORE: &str = "\
@@ -56,7 +56,7 @@ pub struct Simulate {
     /// Element type
     #[arg(long, default_value = "f32")]
     dtype: DataType,
-    /// The most messages to run for one forecast; four million take about a second
+    /// The most messages to run for one forecast; a million take about a second
     #[arg(long, value_name = "MESSAGES", default_value_t = 100_000_000)]
     most: u64,
     /// Print one JSON object for each forecast
@@ -253,15 +253,6 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// A size as people write it.
-fn size(bytes: usize) -> String {
-    let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
-        Some((unit, name)) => format!("{} {name}", bytes / unit),
-        None => format!("{bytes} B"),
-    }
-}
-
 fn tables(fabric: &Fabric, collective: Collective, rows: &[Vec<Cell>]) -> String {
     let mut text = String::new();
     let mut last_size = None;
@@ -273,7 +264,7 @@ fn tables(fabric: &Fabric, collective: Collective, rows: &[Vec<Cell>]) -> String
             if last_size.is_some() {
                 text.push('\n');
             }
-            let size = size(first.bytes);
+            let size = in_words(first.bytes);
             let _ = writeln!(text, "# {collective} of {size} on {}", fabric.name);
             let _ = write!(text, "{:>8}", "ranks");
             for cell in row {

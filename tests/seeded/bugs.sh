@@ -393,8 +393,8 @@ caught_by --lib transport::board::tests::a_place_that_is_not_in_the_heap_is_none
 
 bug chooses-by-its-own-figures 'a rank chooses by the figures that it measured itself'
 change src/schedule/cost/basis.rs \
-    'basis.measured_as(known.into_iter().fold(Figures::default(), Figures::worse))' \
-    'basis.measured_as(known[own])'
+    'known.map(|known| known.into_iter().fold(Figures::default(), Figures::worse))' \
+    'known.map(|known| known[own])'
 caught_by --lib schedule::cost::basis::tests::ranks_that_measured_differently_choose_alike
 
 bug tunes-by-its-own-times 'a rank keeps the algorithm that was fastest for itself'

@@ -105,12 +105,13 @@ pub struct Bench {
     bind_to: BindTo,
     /// Measure what the memory allows instead: threads that share all buffers, f32, sum
     #[arg(long, conflicts_with_all = ["hosts", "threads", "transport", "algorithm", "dtype", "op", "in_place",
-        "deterministic", "iters", "warmup", "root"])]
+        "registered", "deterministic", "iters", "warmup", "root", "bind_to", "sweep"])]
     limit: bool,
     /// Measure every algorithm in alternation beside the model's prediction, of these collectives [default: all], and say
     /// what the choice loses against the fastest
     #[arg(long, value_name = "COLLECTIVES", num_args = 0..=1, value_delimiter = ',', default_missing_value = "all",
-          require_equals = true, value_parser = swept, conflicts_with_all = ["algorithm", "in_place", "iters", "warmup"])]
+          require_equals = true, value_parser = swept,
+          conflicts_with_all = ["collective", "algorithm", "in_place", "registered", "iters", "warmup"])]
     sweep: Option<Vec<Swept>>,
     /// Print one JSON object for each size
     #[arg(long)]

@@ -6,6 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use super::measure::Row;
+use super::sizes::in_words;
 use super::sweep::{self, Cell};
 
 /// From rank 0 to whoever renders.
@@ -59,7 +60,7 @@ impl<W: Write> Renderer<W> {
             Message::Size { bytes, done, of } => {
                 self.bar.set_length(*of as u64);
                 self.bar.set_position(*done as u64);
-                self.bar.set_message(size(*bytes));
+                self.bar.set_message(in_words(*bytes));
             }
             Message::Row(row) if self.json => {
                 if let Ok(object) = serde_json::to_string(row) {
@@ -156,15 +157,6 @@ fn time(microseconds: f64) -> String {
     if microseconds < 100.0 { format!("{microseconds:.2}") } else { format!("{microseconds:.0}") }
 }
 
-/// A number of bytes in words.
-fn size(bytes: usize) -> String {
-    let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
-        Some((unit, name)) => format!("{} {name}", bytes / unit),
-        None => format!("{bytes} B"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,6 +243,6 @@ mod tests {
 
     #[test]
     fn sizes_are_said_in_whole_units() {
-        assert_eq!([size(8), size(4096), size(3 << 20), size(1 << 30)], ["8 B", "4 KiB", "3 MiB", "1 GiB"]);
+        assert_eq!([8, 4096, 3 << 20, 1 << 30].map(in_words), ["8 B", "4 KiB", "3 MiB", "1 GiB"]);
     }
 }

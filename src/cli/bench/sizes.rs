@@ -4,6 +4,15 @@ use std::str::FromStr;
 
 use phalanx::types::Collective;
 
+/// A number of bytes as people write it: in the largest unit in which it is whole.
+pub fn in_words(bytes: usize) -> String {
+    let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
+        Some((unit, name)) => format!("{} {name}", bytes / unit),
+        None => format!("{bytes} B"),
+    }
+}
+
 /// The sizes to run, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sizes {

@@ -52,8 +52,8 @@ pub fn choice(question: &Question<'_>, forced: Option<Algorithm>) -> Choice {
 }
 
 /// Predicts. More than `most_messages` to run is an error, which says how many there are; so is an algorithm that does
-/// not serve. Costs about 0.5 us for each message that is run and each server on its way, and memory for the plans of
-/// the ranks that are run.
+/// not serve. Costs about 1 us for each message that is run, its plan included, and memory for the plans of the ranks that
+/// are run.
 pub fn forecast(question: &Question<'_>, most_messages: u64) -> Result<Forecast, String> {
     let job = Job::new(question)?;
     job.forecast(job.period, most_messages)
