@@ -15,12 +15,13 @@ impl Scratch {
     /// Cache lines; also enough for every vector width.
     const ALIGN: usize = 64;
 
-    fn new(bytes: usize) -> Self {
+    /// `bytes` of it, at least 1.
+    pub(super) fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes, Self::ALIGN).unwrap_or_else(|_| {
             // More than half of the address space: no allocator has it.
             handle_alloc_error(Layout::new::<u8>())
         });
-        // SAFETY: the pool never asks for zero bytes.
+        // SAFETY: nobody asks for zero bytes.
         let start = unsafe { alloc(layout) };
         if start.is_null() {
             handle_alloc_error(layout);

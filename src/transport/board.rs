@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::atomic::{Counter, Word};
 use super::doorbell::Doorbell;
+use super::foreign::Witness;
 use super::heap::{HUGE_PAGE, Heap};
 use crate::sys::{self, Mapping, Segment};
 use crate::types::Signature;
@@ -89,6 +90,7 @@ pub struct Board {
     segment: Arc<Segment>,
     memory: Arc<Mapping>,
     heap: Option<Arc<Heap>>,
+    witness: Option<Witness>,
     state: Mutex<State>,
 }
 
@@ -109,13 +111,20 @@ struct Place {
 }
 
 impl Board {
-    pub(crate) fn create() -> io::Result<Self> {
+    /// `single_copy` says whether peers may read other memory of this process, too.
+    pub(crate) fn create(single_copy: bool) -> io::Result<Self> {
         let (start, spare) = (heap_start(), sys::memory_bytes());
         let (segment, memory, spare) = Segment::create_for_one_writer("phalanx-board", board_bytes(), start, spare)?;
         memory.prefer_huge_pages();
         let segment = Arc::new(segment);
         let heap = spare.map(|spare| Arc::new(Heap::new(segment.clone(), spare, start)));
-        Ok(Self { segment, memory: Arc::new(memory), heap, state: Mutex::default() })
+        let witness = if single_copy { Some(Witness::new()?) } else { None };
+        Ok(Self { segment, memory: Arc::new(memory), heap, witness, state: Mutex::default() })
+    }
+
+    /// By what peers know this process's memory. `None` where they are not to read it.
+    pub(crate) fn witness(&self) -> Option<&Witness> {
+        self.witness.as_ref()
     }
 
     /// Memory that the peers can read too. `None` where the limits do not allow so many addresses.
@@ -397,7 +406,7 @@ mod tests {
 
     #[test]
     fn a_part_is_taken_again_when_all_who_may_read_it_have_left() {
-        let boards = [Board::create().unwrap(), Board::create().unwrap()];
+        let boards = [Board::create(false).unwrap(), Board::create(false).unwrap()];
         let [ours, theirs] = &boards;
         let neighbour = seen(theirs);
         for _ in 0..PARTS {
@@ -419,7 +428,7 @@ mod tests {
 
     #[test]
     fn who_reads_on_notices_that_a_part_is_another_s() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let (index, own) = board.take().unwrap();
         let part = seen(&board).part(index as u64, own.epoch()).unwrap();
         own.show_line(1);
@@ -433,7 +442,7 @@ mod tests {
 
     #[test]
     fn a_line_that_was_taken_back_is_not_shown() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let (_, part) = board.take().unwrap();
         (1..=3).for_each(|number| part.show_line(number));
         part.give_up(3);
@@ -443,7 +452,7 @@ mod tests {
 
     #[test]
     fn parts_that_cannot_be_are_none() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let neighbour = seen(&board);
         assert!(neighbour.part(PARTS as u64, 1).is_none() && neighbour.part(u64::MAX, 1).is_none());
         let (doorbell, _segment) = Doorbell::create().unwrap();
@@ -452,7 +461,7 @@ mod tests {
 
     #[test]
     fn a_place_that_is_not_in_the_heap_is_none() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let Some(heap) = board.heap() else {
             return eprintln!("not tested: this process may not have so many addresses (ulimit -v, -f)");
         };
@@ -472,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_peer_cannot_map_a_board_for_writing() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let descriptor = board.descriptor().try_clone_to_owned().unwrap();
         let segment = Segment::from_peer_at_least(descriptor, board_bytes()).unwrap();
         assert!(Mapping::new(&segment, 0, board_bytes()).is_err());

@@ -43,6 +43,8 @@ pub struct Sleeper {
     segment: Segment,
     /// What in-host peers read, made when the first of them connects.
     board: OnceLock<Arc<Board>>,
+    /// Whether they may read this process's other memory, too.
+    single_copy: bool,
     epoll: Epoll,
     /// How many watched descriptors carry data: if any, the word alone is not enough.
     carriers: AtomicUsize,
@@ -73,11 +75,17 @@ impl Sleeper {
             doorbell,
             segment,
             board: OnceLock::new(),
+            single_copy: false,
             epoll,
             carriers: AtomicUsize::new(0),
             closings: AtomicUsize::new(0),
             state: Mutex::new(State { found: Vec::new(), looked: Instant::now() }),
         })
+    }
+
+    /// Lets in-host peers read this process's memory where it is, if the machine allows it.
+    pub fn with_single_copy(self, allowed: bool) -> Self {
+        Self { single_copy: allowed, ..self }
     }
 
     fn alarm(&self) -> Alarm {
@@ -141,7 +149,7 @@ impl Sleeper {
         if let Some(board) = self.board.get() {
             return Ok(board);
         }
-        let made = Arc::new(Board::create()?);
+        let made = Arc::new(Board::create(self.single_copy)?);
         Ok(self.board.get_or_init(|| made))
     }
 

@@ -214,10 +214,15 @@ impl Core {
                     // Should that have been given up before, this call has been waiting for nothing.
                     self.fail(slot, cause, true);
                 }
-                Err(Trouble::Broken(from)) => {
+                Err(trouble @ (Trouble::Broken(from) | Trouble::Unreadable(from))) => {
                     let Some(operation) = &self.slots[slot].operation else { continue };
                     let Some(channel) = self.channels.get(&operation.tag.communicator) else { continue };
-                    let detail = "it left the communicator's shared memory in the middle of a call";
+                    let detail = match trouble {
+                        Trouble::Unreadable(_) => {
+                            "its memory cannot be read any more; PHALANX_SINGLE_COPY=0 does without"
+                        }
+                        _ => "it left the communicator's shared memory in the middle of a call",
+                    };
                     let failure = channel.failure(from, &operation.signature, detail);
                     self.fail(slot, failure, true);
                 }

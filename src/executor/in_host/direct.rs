@@ -1,8 +1,9 @@
 //! Long calls whose memory is read where it is, without a copy into the stage.
 //!
-//! A rank's line tells where in its heap (`transport::heap`), which all others have mapped, its contribution lies, and its
-//! result will. Where the lines of all ranks do, the call goes so. Contributions are combined straight from where they
-//! are, part by part as in the staged way; of an allreduce, the others' parts are then copied from their results.
+//! A rank's line tells where its contribution lies, and its result will: in its heap (`transport::heap`), which all others
+//! have mapped, or anywhere in its process, from where the kernel copies it (`transport::foreign`). Where the lines of all
+//! ranks do, the call goes so. Contributions are combined straight from where they are, part by part as in the staged way,
+//! or piece by piece after the kernel's copy; of an allreduce, the others' parts are then copied from their results.
 //!
 //! A rank ends its call only when all who read its memory have said that they are done. When it gives the call up it does
 //! not wait for them: it takes its line back first, and whoever has read looks at the line again before he believes what he
@@ -16,49 +17,107 @@ use smallvec::SmallVec;
 use super::layout::{self, Cut};
 use super::run::Mode;
 use super::{Count, InHost, MOST_RANKS, Memory, Peer, Run, Trouble};
+use crate::executor::scratch::Scratch;
+use crate::transport::foreign::{Foreign, Unread};
 
 /// How many steps a call makes before short ones have their turn.
 const STEPS: usize = 4;
 
-/// What the first word of a line says whose call can go so. The others are the places of contribution and result.
-const READY: u64 = 1;
+/// How much of a contribution the kernel copies before it is combined: what stays in the nearest cache.
+const PIECE_BYTES: usize = 32 << 10;
 
-/// Where a peer's memory is seen here.
+/// What the first word of a line says: where the places lie that the two others tell, of contribution and result. 0 for a
+/// rank whose memory cannot be read.
+const IN_HEAP: u64 = 1;
+const IN_PROCESS: u64 = 2;
+
+/// A peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
     rank: usize,
-    from: *const u8,
-    to: *const u8,
+    place: Place,
     /// Whether the peer reads this rank's memory in its turn.
     reads: bool,
 }
 
+/// Where it is: the contribution, and the result.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// Mapped here.
+    Here { from: *const u8, to: *const u8 },
+    /// In the other process only.
+    There { memory: Foreign, from: u64, to: u64 },
+}
+
+/// This process's own memory, as its peers read it.
+pub(super) struct Offered {
+    memory: Foreign,
+    /// What was found to be readable last. Programs use few buffers in turn.
+    found: [(usize, usize); 4],
+    next: usize,
+}
+
+impl Offered {
+    pub(super) fn new(memory: Foreign) -> Self {
+        Self { memory, found: [(0, 0); 4], next: 0 }
+    }
+
+    /// Whether peers can read it: memory of devices, for example, cannot be. Its ends are looked at.
+    fn can_be_read(&mut self, start: *const u8, bytes: usize) -> bool {
+        if bytes == 0 || self.found.contains(&(start.addr(), bytes)) {
+            return true;
+        }
+        let mut byte = 0;
+        // SAFETY: one byte of this frame.
+        let mut reads = |at: *const u8| unsafe { self.memory.read(at as u64, &raw mut byte, 1) }.is_ok();
+        let readable = reads(start) && reads(start.wrapping_add(bytes - 1));
+        if readable {
+            self.found[self.next] = (start.addr(), bytes);
+            self.next = (self.next + 1) % self.found.len();
+        }
+        readable
+    }
+}
+
 impl InHost {
     /// What this rank's line tells of a long call's memory.
-    pub(super) fn tell(&self, run: &Run, memory: &Memory<'_>) -> [u64; 3] {
+    pub(super) fn tell(&mut self, run: &Run, memory: &Memory<'_>) -> [u64; 3] {
         let layout = run.layout();
-        let Some(heap) = self.board.heap().filter(|_| self.maps_heaps && layout.can_be_read_directly()) else {
+        if !layout.can_be_read_directly() {
             return [0; 3];
-        };
-        // Where there is nothing to read, any place will do.
-        let place = |start: *const u8, bytes: usize| if bytes == 0 { Some(0) } else { heap.offset_of(start, bytes) };
-        let shown = layout.shown();
-        match (place(memory.from.wrapping_add(shown.start), shown.bytes), place(memory.to, layout.result_bytes())) {
-            (Some(from), Some(to)) => [READY, from, to],
-            _ => [0; 3],
         }
+        let (shown, results) = (layout.shown(), layout.result_bytes());
+        let (from, to) = (memory.from.wrapping_add(shown.start), memory.to.cast_const());
+        if let Some(heap) = self.board.heap().filter(|_| self.maps_heaps) {
+            // Where there is nothing to read, any place will do.
+            let place = |start, bytes| if bytes == 0 { Some(0) } else { heap.offset_of(start, bytes) };
+            if let (Some(from), Some(to)) = (place(from, shown.bytes), place(to, results)) {
+                return [IN_HEAP, from, to];
+            }
+        }
+        let can_be_read =
+            self.offered.as_mut().is_some_and(|own| own.can_be_read(from, shown.bytes) && own.can_be_read(to, results));
+        if can_be_read { [IN_PROCESS, from as u64, to as u64] } else { [0; 3] }
     }
 
     /// Decides, with the lines of all, which way a long call goes.
-    pub(super) fn decide(&self, run: &Run) -> Result<Mode, Trouble> {
+    pub(super) fn decide(&mut self, run: &Run) -> Result<Mode, Trouble> {
         let mut sources = Vec::with_capacity(self.peers.len());
         for peer in &self.peers {
-            let [READY, from, to] = peer.part.told(run.line as usize) else { return Ok(Mode::Staged) };
             let (shown, results) = run.layout().read_of(peer.rank);
-            let place = |offset, bytes| peer.neighbour.heap_at(offset, bytes).ok_or(Trouble::Broken(peer.rank));
-            let place = |offset, bytes| if bytes == 0 { Ok(std::ptr::null()) } else { place(offset, bytes) };
-            let (from, to) = (place(from, shown)?, place(to, results)?);
-            sources.push(Source { rank: peer.rank, from, to, reads: run.layout().is_read_by(peer.rank) });
+            let place = match (peer.part.told(run.line as usize), peer.memory) {
+                ([IN_HEAP, from, to], _) => {
+                    let place = |offset, bytes| peer.neighbour.heap_at(offset, bytes).ok_or(Trouble::Broken(peer.rank));
+                    let place = |offset, bytes| if bytes == 0 { Ok(std::ptr::null()) } else { place(offset, bytes) };
+                    Place::Here { from: place(from, shown)?, to: place(to, results)? }
+                }
+                ([IN_PROCESS, from, to], Some(memory)) => Place::There { memory, from, to },
+                _ => return Ok(Mode::Staged),
+            };
+            sources.push(Source { rank: peer.rank, place, reads: run.layout().is_read_by(peer.rank) });
+        }
+        if self.pieces.is_none() && sources.iter().any(|source| matches!(source.place, Place::There { .. })) {
+            self.pieces = Some(Scratch::new(sources.len() * PIECE_BYTES));
         }
         Ok(Mode::Direct(sources.into()))
     }
@@ -74,7 +133,11 @@ impl InHost {
             let mut step = false;
             let shows = run.shows_results_on_board();
             if run.combined < chunks && (!shows || self.has_room(run.base + run.combined)) {
-                run.combine_directly(memory, self.own.result(run.base + run.combined));
+                let pieces = self.pieces.as_ref().map_or(std::ptr::null_mut(), Scratch::start);
+                let read = run.combine_directly(memory, self.own.result(run.base + run.combined), pieces);
+                if let Err(unread) = read {
+                    return (moved, self.go_without(run, unread));
+                }
                 if self.has_given_up(run) {
                     return (moved, None);
                 }
@@ -88,8 +151,8 @@ impl InHost {
                 if shows {
                     let chunk = run.base + run.done;
                     run.collect(memory, |rank| self.peer(rank).map(|peer| peer.part.result(chunk).cast_const()));
-                } else {
-                    run.collect_directly(memory);
+                } else if let Err(unread) = run.collect_directly(memory) {
+                    return (moved, self.go_without(run, unread));
                 }
                 if self.has_given_up(run) {
                     return (moved, None);
@@ -110,6 +173,13 @@ impl InHost {
         (moved, None)
     }
 
+    /// What becomes of a call when a peer's memory was not read. Nothing yet if the peer is gone or has given the call up:
+    /// this rank will hear of it.
+    fn go_without(&self, run: &Run, (rank, why): (usize, Unread)) -> Option<Result<(), Trouble>> {
+        let is_over = why == Unread::Gone || self.has_given_up(run);
+        (!is_over).then_some(Err(Trouble::Unreadable(rank)))
+    }
+
     /// Whether one of the others has given the call up, so that what was read of its memory before this look does not
     /// count. The call rests then, until this rank hears of it.
     fn has_given_up(&self, run: &Run) -> bool {
@@ -126,20 +196,21 @@ impl Run {
         reads && !peer.part.has_counted(Count::Done, self.base + self.cut.chunks)
     }
 
-    /// As [`combine`](Self::combine), from where the contributions are.
-    fn combine_directly(&self, memory: &Memory<'_>, result: *mut u8) {
-        let Mode::Direct(sources) = &self.mode else { return };
+    /// As [`combine`](Self::combine), from where the contributions are. There is room for a piece of each peer's at
+    /// `pieces`, if the kernel copies any.
+    fn combine_directly(&self, memory: &Memory<'_>, result: *mut u8, pieces: *mut u8) -> Result<(), (usize, Unread)> {
+        let Mode::Direct(sources) = &self.mode else { return Ok(()) };
         let layout = self.layout();
         if self.copies() {
             for source in sources {
                 if let Some((run, target)) = self.cut.taken_directly(layout, self.combined, source.rank) {
-                    self.hand_over()(source.from, run, memory.to.wrapping_add(target));
+                    self.copy_contribution(source, run, memory.to.wrapping_add(target))?;
                 }
             }
             if let Some((run, target)) = self.cut.own(layout, self.combined) {
                 self.hand_over()(memory.from, run, memory.to.wrapping_add(target));
             }
-            return;
+            return Ok(());
         }
         // What this rank combines of each contribution, and where its own lies and the result goes.
         let (run, own, target) = if self.has_results() {
@@ -148,26 +219,56 @@ impl Run {
             (run, run, target)
         } else {
             let taken = self.cut.taken_directly(layout, self.combined, layout.rank);
-            let (Some((run, target)), Some((own, _))) = (taken, self.cut.own(layout, self.combined)) else { return };
+            let (Some((run, target)), Some((own, _))) = (taken, self.cut.own(layout, self.combined)) else {
+                return Ok(());
+            };
             (run, own, memory.to.wrapping_add(target))
         };
-        let mut pointers: SmallVec<[*const u8; MOST_RANKS]> =
-            sources.iter().map(|source| source.from.wrapping_add(run.start)).collect();
-        pointers.insert(layout.rank, memory.from.wrapping_add(own.start));
-        self.reduce(memory, target, &pointers, run.bytes);
+        let is_here = |source: &Source| matches!(source.place, Place::Here { .. });
+        let step = if sources.iter().all(is_here) { run.bytes.max(1) } else { PIECE_BYTES };
+        for start in (0..run.bytes).step_by(step) {
+            let bytes = step.min(run.bytes - start);
+            let mut pointers: SmallVec<[*const u8; MOST_RANKS]> = SmallVec::new();
+            for (number, source) in sources.iter().enumerate() {
+                pointers.push(match source.place {
+                    Place::Here { from, .. } => from.wrapping_add(run.start + start),
+                    Place::There { .. } => {
+                        let piece = pieces.wrapping_add(number * PIECE_BYTES);
+                        self.copy_contribution(source, layout::Run { start: run.start + start, bytes }, piece)?;
+                        piece
+                    }
+                });
+            }
+            pointers.insert(layout.rank, memory.from.wrapping_add(own.start + start));
+            self.reduce(memory, target.wrapping_add(start), &pointers, bytes);
+        }
         if self.shows_results_on_board() && layout.taken(layout.rank).is_some() {
             let whole = layout::Run { start: 0, bytes: run.bytes };
             self.hand_over()(result, whole, memory.to.wrapping_add(run.start));
         }
+        Ok(())
     }
 
     /// Copies the others' results of the next chunk from where they are.
-    fn collect_directly(&self, memory: &Memory<'_>) {
-        let Mode::Direct(sources) = &self.mode else { return };
+    fn collect_directly(&self, memory: &Memory<'_>) -> Result<(), (usize, Unread)> {
+        let Mode::Direct(sources) = &self.mode else { return Ok(()) };
         for source in sources.iter().filter(|_| self.collects()) {
             let (run, _) = self.cut.share(self.layout(), self.done, source.rank);
-            self.hand_over()(source.to, run, memory.to.wrapping_add(run.start));
+            let target = memory.to.wrapping_add(run.start);
+            match source.place {
+                Place::Here { to, .. } => self.hand_over()(to, run, target),
+                Place::There { memory, to, .. } => copy_from(source.rank, &memory, to, run, target)?,
+            }
         }
+        Ok(())
+    }
+
+    fn copy_contribution(&self, source: &Source, run: layout::Run, target: *mut u8) -> Result<(), (usize, Unread)> {
+        match source.place {
+            Place::Here { from, .. } => self.hand_over()(from, run, target),
+            Place::There { memory, from, .. } => copy_from(source.rank, &memory, from, run, target)?,
+        }
+        Ok(())
     }
 
     /// Goes the way that was decided. Returns how many chunks that makes.
@@ -178,6 +279,22 @@ impl Run {
         self.mode = mode;
         self.cut.chunks
     }
+}
+
+/// Copies a run of what lies at `start` in the memory of `rank`.
+fn copy_from(
+    rank: usize,
+    memory: &Foreign,
+    start: u64,
+    run: layout::Run,
+    target: *mut u8,
+) -> Result<(), (usize, Unread)> {
+    if run.bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: the layout keeps every run inside the caller's output, and the pieces have room for as much as is combined
+    // at a time. The call has both to itself.
+    unsafe { memory.read(start.wrapping_add(run.start as u64), target, run.bytes) }.map_err(|unread| (rank, unread))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -194,16 +311,16 @@ mod tests {
 
     /// Two ranks that see each other, in one thread.
     fn pair() -> Option<[InHost; 2]> {
-        let boards = [(); 2].map(|()| Arc::new(Board::create().expect("memory")));
+        let boards = [(); 2].map(|()| Arc::new(Board::create(false).expect("memory")));
         boards[0].heap()?;
         let parts: [(usize, Part); 2] = std::array::from_fn(|rank| boards[rank].take().expect("a part"));
         Some(std::array::from_fn(|rank| {
             let other = 1 - rank;
             let neighbour = boards[other].as_seen();
             let part = neighbour.part(parts[other].0 as u64, parts[other].1.epoch()).expect("a part");
-            let peer = Peer { rank: other, part, neighbour, seen: 0, compared: 0 };
+            let peer = Peer { rank: other, part, neighbour, memory: None, seen: 0, compared: 0 };
             let (index, own) = parts[rank].clone();
-            InHost::new(boards[rank].clone(), index, own, SmallVec::from_iter([peer]), true)
+            InHost::new(boards[rank].clone(), index, own, SmallVec::from_iter([peer]), true, false)
         }))
     }
 

@@ -51,10 +51,13 @@ use smallvec::SmallVec;
 
 use super::core::Slot;
 use super::operation::Operation;
+use super::scratch::Scratch;
 use crate::sys::points::{Point, reach};
 use crate::transport::board::{Board, CHUNKS, Count, Neighbour, Part, fence_before_waking};
+use crate::transport::foreign::Foreign;
 use crate::types::{Signature, Tag};
 
+use direct::Offered;
 use run::Mode;
 
 pub use layout::{Extent, Layout};
@@ -72,6 +75,8 @@ pub(super) enum Trouble {
     Differed(usize, Signature, (Tag, Signature)),
     /// A rank wrote what no sound one writes, or has given its part away.
     Broken(usize),
+    /// A rank's memory cannot be read.
+    Unreadable(usize),
 }
 
 /// A member's part, as this rank sees it.
@@ -79,6 +84,8 @@ struct Peer {
     rank: usize,
     part: Part,
     neighbour: Neighbour,
+    /// Its process's memory, if that can be read.
+    memory: Option<Foreign>,
     /// The last line that was seen here, and the last that was found to be of the same call.
     seen: u64,
     compared: u64,
@@ -111,13 +118,25 @@ pub(super) struct InHost {
     closing: bool,
     /// Whether all have mapped each other's heaps.
     maps_heaps: bool,
+    /// This process's memory, if all can read each other's.
+    offered: Option<Offered>,
+    /// Room for pieces of the others' contributions.
+    pieces: Option<Scratch>,
 }
 
 /// Operations that have ended, by slot.
 pub(super) type Ended = SmallVec<[(usize, Result<(), Trouble>); 4]>;
 
 impl InHost {
-    fn new(board: Arc<Board>, index: usize, own: Part, peers: SmallVec<[Peer; MOST_RANKS]>, maps_heaps: bool) -> Self {
+    fn new(
+        board: Arc<Board>,
+        index: usize,
+        own: Part,
+        peers: SmallVec<[Peer; MOST_RANKS]>,
+        maps_heaps: bool,
+        reads_memory: bool,
+    ) -> Self {
+        let offered = board.witness().filter(|_| reads_memory).and_then(Foreign::own).map(Offered::new);
         Self {
             board,
             index,
@@ -132,6 +151,8 @@ impl InHost {
             news: false,
             closing: false,
             maps_heaps,
+            offered,
+            pieces: None,
         }
     }
 
