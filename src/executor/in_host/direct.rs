@@ -95,8 +95,8 @@ impl InHost {
                 return [IN_HEAP, from, to];
             }
         }
-        let can_be_read =
-            self.offered.as_mut().is_some_and(|own| own.can_be_read(from, shown.bytes) && own.can_be_read(to, results));
+        let offered = self.offered.as_mut().filter(|_| layout.gains_by_single_copy());
+        let can_be_read = offered.is_some_and(|own| own.can_be_read(from, shown.bytes) && own.can_be_read(to, results));
         if can_be_read { [IN_PROCESS, from as u64, to as u64] } else { [0; 3] }
     }
 

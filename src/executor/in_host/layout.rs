@@ -41,6 +41,9 @@ pub struct Layout {
 /// and little enough to stay in the cache next to the processor, one for each of the other ranks.
 pub(super) const DIRECT_BYTES: usize = 128 << 10;
 
+/// From how many bytes on, which one rank has for another, the kernel copies them.
+const SINGLE_COPY_BYTES: usize = 64 << 10;
+
 /// A run of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
@@ -159,6 +162,18 @@ impl Layout {
     /// another still reads.
     pub(super) fn can_be_read_directly(&self) -> bool {
         !(self.in_place && self.collective == Collective::Alltoall)
+    }
+
+    /// Whether the kernel's copies of the others' memory are faster than the stage: where each byte is copied for one rank
+    /// only, by all ranks at once, and in pieces that are worth the calls. What is combined has to be copied to a piece
+    /// first, and is as fast through the stage, which the rank that has the bytes in its cache fills.
+    pub(super) fn gains_by_single_copy(&self) -> bool {
+        let for_one = match self.collective {
+            Collective::Alltoall | Collective::Scatter => true,
+            Collective::Allgather => self.size == 2,
+            _ => false,
+        };
+        for_one && self.longest() >= SINGLE_COPY_BYTES * if self.scatters() { self.size } else { 1 }
     }
 
     /// Whether `reader` reads this rank's memory in a long call.
