@@ -10,7 +10,7 @@
 //!   number of the first line that its owner takes back;
 //! - two *lines* in turn, each with the number of a call, the call itself, and its payload, which for the smallest
 //!   messages lies in the very cache line that says it is there;
-//! - three *counters* of the chunks of long messages, and the memory that those go through.
+//! - three *counters* of the blocks of long messages, and the memory that those go through.
 //!
 //! What is in it, and who may write it when, is `executor::in_host`'s business.
 //!
@@ -44,14 +44,15 @@ pub(crate) const PAYLOAD_BYTES: usize = 16 << 10;
 /// Bytes of payload that fit beside the call into the cache line that says that both are there.
 const INLINE_BYTES: usize = 64 - HEAD_BYTES;
 
-/// How many chunks of long messages are on their way at once.
-pub(crate) const CHUNKS: usize = 4;
+/// How many blocks of long messages are on their way at once. A chunk of a message is some of them.
+pub(crate) const BLOCKS: usize = 32;
 
-/// Bytes of a chunk's contributions.
-pub(crate) const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes of a block's contributions. All blocks together stay in a processor's own cache, and are so many that what is
+/// written again was read a while ago: in half as many bytes, writing takes half as long again.
+pub(crate) const BLOCK_BYTES: usize = 8 << 10;
 
-/// Bytes of a chunk's results.
-pub(crate) const RESULT_BYTES: usize = CHUNK_BYTES / 2 + LINE;
+/// Bytes of a block's results.
+pub(crate) const RESULT_BYTES: usize = BLOCK_BYTES / 2 + LINE;
 
 const HEAD_BYTES: usize = 8 + Signature::BYTES;
 const SLOT_BYTES: usize = LINE + PAYLOAD_BYTES;
@@ -61,10 +62,10 @@ const GIVEN_UP: usize = 16;
 const COUNTERS: usize = LINE;
 const SLOTS: usize = 4096;
 const STAGES: usize = (SLOTS + 2 * SLOT_BYTES).next_multiple_of(4096);
-const RESULTS: usize = STAGES + CHUNKS * CHUNK_BYTES;
-const PART_BYTES: usize = (RESULTS + CHUNKS * RESULT_BYTES).next_multiple_of(4096);
+const RESULTS: usize = STAGES + BLOCKS * BLOCK_BYTES;
+const PART_BYTES: usize = (RESULTS + BLOCKS * RESULT_BYTES).next_multiple_of(4096);
 
-/// The three counters of a part: how many chunks it has ...
+/// The three counters of a part: how many blocks it has ...
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
     /// ... put up for the others.
@@ -294,14 +295,14 @@ impl Part {
         has_reached(self.line(number as usize), number) && self.given_up() > number
     }
 
-    /// Says how many chunks this member has counted.
-    pub(crate) fn count_to(&self, count: Count, chunks: u64) {
-        publish(self.count(count), chunks);
+    /// Says how many blocks this member has counted.
+    pub(crate) fn count_to(&self, count: Count, blocks: u64) {
+        publish(self.count(count), blocks);
     }
 
-    /// Whether the member has counted so many chunks.
-    pub(crate) fn has_counted(&self, count: Count, chunks: u64) -> bool {
-        has_reached(self.count(count), chunks)
+    /// Whether the member has counted so many blocks.
+    pub(crate) fn has_counted(&self, count: Count, blocks: u64) -> bool {
+        has_reached(self.count(count), blocks)
     }
 
     /// The number of the call in one of the two lines.
@@ -322,7 +323,7 @@ impl Part {
         self.at(SLOTS + (slot & 1) * SLOT_BYTES + offset)
     }
 
-    /// One of the counters of chunks.
+    /// One of the counters of blocks.
     fn count(&self, count: Count) -> &AtomicU64 {
         self.word(COUNTERS + 8 * count as usize)
     }
@@ -343,14 +344,14 @@ impl Part {
         self.telling(slot).map(|word| word.load(Ordering::Relaxed))
     }
 
-    /// Where the contributions of a chunk lie: [`CHUNK_BYTES`].
-    pub(crate) fn stage(&self, chunk: u64) -> *mut u8 {
-        self.at(STAGES + (chunk as usize % CHUNKS) * CHUNK_BYTES)
+    /// Where the contributions of a block lie: [`BLOCK_BYTES`].
+    pub(crate) fn stage(&self, block: u64) -> *mut u8 {
+        self.at(STAGES + (block as usize % BLOCKS) * BLOCK_BYTES)
     }
 
-    /// Where the results of a chunk lie: [`RESULT_BYTES`].
-    pub(crate) fn result(&self, chunk: u64) -> *mut u8 {
-        self.at(RESULTS + (chunk as usize % CHUNKS) * RESULT_BYTES)
+    /// Where the results of a block lie: [`RESULT_BYTES`].
+    pub(crate) fn result(&self, block: u64) -> *mut u8 {
+        self.at(RESULTS + (block as usize % BLOCKS) * RESULT_BYTES)
     }
 
     /// Takes a line and all after it back: who has not seen them yet is not to.

@@ -132,9 +132,9 @@ impl InHost {
         for _ in 0..STEPS {
             let mut step = false;
             let shows = run.shows_results_on_board();
-            if run.combined < chunks && (!shows || self.has_room(run.base + run.combined)) {
+            if run.combined < chunks && (!shows || self.has_room(run, run.combined)) {
                 let pieces = self.pieces.as_ref().map_or(std::ptr::null_mut(), Scratch::start);
-                let read = run.combine_directly(memory, self.own.result(run.base + run.combined), pieces);
+                let read = run.combine_directly(memory, self.own.result(run.block(run.combined)), pieces);
                 if let Err(unread) = read {
                     return (moved, self.go_without(run, unread));
                 }
@@ -143,14 +143,14 @@ impl InHost {
                 }
                 run.combined += 1;
                 if run.has_results() {
-                    self.publish(Count::Combined, run.base + run.combined);
+                    self.publish(Count::Combined, run.block(run.combined));
                 }
                 step = true;
             }
             if run.done < run.combined && (!run.collects() || self.all_have(run, Count::Combined, run.done)) {
                 if shows {
-                    let chunk = run.base + run.done;
-                    run.collect(memory, |rank| self.peer(rank).map(|peer| peer.part.result(chunk).cast_const()));
+                    let block = run.block(run.done);
+                    run.collect(memory, |rank| self.peer(rank).map(|peer| peer.part.result(block).cast_const()));
                 } else if let Err(unread) = run.collect_directly(memory) {
                     return (moved, self.go_without(run, unread));
                 }
@@ -158,7 +158,7 @@ impl InHost {
                     return (moved, None);
                 }
                 run.done += 1;
-                self.publish(Count::Done, run.base + run.done);
+                self.publish(Count::Done, run.block(run.done));
                 step = true;
             }
             if !step {
@@ -193,7 +193,7 @@ impl Run {
     pub(super) fn is_still_read_by(&self, peer: &Peer) -> bool {
         let Mode::Direct(sources) = &self.mode else { return false };
         let reads = sources.iter().any(|source| source.rank == peer.rank && source.reads);
-        reads && !peer.part.has_counted(Count::Done, self.base + self.cut.chunks)
+        reads && !peer.part.has_counted(Count::Done, self.block(self.cut.chunks))
     }
 
     /// As [`combine`](Self::combine), from where the contributions are. There is room for a piece of each peer's at
@@ -271,13 +271,12 @@ impl Run {
         Ok(())
     }
 
-    /// Goes the way that was decided. Returns how many chunks that makes.
-    pub(super) fn go(&mut self, mode: Mode) -> u64 {
+    /// Goes the way that was decided.
+    pub(super) fn go(&mut self, mode: Mode) {
         if matches!(mode, Mode::Direct(_)) {
             self.cut = Cut::direct(self.layout());
         }
         self.mode = mode;
-        self.cut.chunks
     }
 }
 
