@@ -15,13 +15,12 @@ impl Scratch {
     /// Cache lines; also enough for every vector width.
     const ALIGN: usize = 64;
 
-    /// `bytes` of it, at least 1.
-    pub(super) fn new(bytes: usize) -> Self {
+    fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes, Self::ALIGN).unwrap_or_else(|_| {
             // More than half of the address space: no allocator has it.
             handle_alloc_error(Layout::new::<u8>())
         });
-        // SAFETY: nobody asks for zero bytes.
+        // SAFETY: the pool never asks for zero bytes.
         let start = unsafe { alloc(layout) };
         if start.is_null() {
             handle_alloc_error(layout);

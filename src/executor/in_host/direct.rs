@@ -1,9 +1,10 @@
 //! Long calls whose memory is read where it is, without a copy into the stage.
 //!
 //! A rank's line tells where its contribution lies, and its result will: in its heap (`transport::heap`), which all others
-//! have mapped, or anywhere in its process, from where the kernel copies it (`transport::foreign`). Where the lines of all
-//! ranks do, the call goes so. Contributions are combined straight from where they are, part by part as in the staged way,
-//! or piece by piece after the kernel's copy; of an allreduce, the others' parts are then copied from their results.
+//! have mapped, or, of what is only copied, anywhere in its process, from where the kernel copies it
+//! (`transport::foreign`). Where the lines of all ranks do, the call goes so. Contributions are copied or combined straight
+//! from where they are, part by part as in the staged way; of an allreduce, the others' parts are then copied from their
+//! results.
 //!
 //! A rank ends its call only when all who read its memory have said that they are done. When it gives the call up it does
 //! not wait for them: it takes its line back first, and whoever has read looks at the line again before he believes what he
@@ -17,14 +18,10 @@ use smallvec::SmallVec;
 use super::layout::{self, Cut};
 use super::run::Mode;
 use super::{Count, InHost, MOST_RANKS, Memory, Peer, Run, Trouble};
-use crate::executor::scratch::Scratch;
 use crate::transport::foreign::{Foreign, Unread};
 
 /// How many steps a call makes before short ones have their turn.
 const STEPS: usize = 4;
-
-/// How much of a contribution the kernel copies before it is combined: what stays in the nearest cache.
-const PIECE_BYTES: usize = 32 << 10;
 
 /// What the first word of a line says: where the places lie that the two others tell, of contribution and result. 0 for a
 /// rank whose memory cannot be read.
@@ -35,18 +32,20 @@ const IN_PROCESS: u64 = 2;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
     rank: usize,
-    place: Place,
+    from: Place,
+    /// Where its results are mapped here, of a call that shows them.
+    to: *const u8,
     /// Whether the peer reads this rank's memory in its turn.
     reads: bool,
 }
 
-/// Where it is: the contribution, and the result.
+/// Where a contribution is.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     /// Mapped here.
-    Here { from: *const u8, to: *const u8 },
+    Here(*const u8),
     /// In the other process only.
-    There { memory: Foreign, from: u64, to: u64 },
+    There(Foreign, u64),
 }
 
 /// This process's own memory, as its peers read it.
@@ -96,8 +95,11 @@ impl InHost {
             }
         }
         let offered = self.offered.as_mut().filter(|_| layout.gains_by_single_copy());
-        let can_be_read = offered.is_some_and(|own| own.can_be_read(from, shown.bytes) && own.can_be_read(to, results));
-        if can_be_read { [IN_PROCESS, from as u64, to as u64] } else { [0; 3] }
+        if offered.is_some_and(|own| own.can_be_read(from, shown.bytes)) {
+            [IN_PROCESS, from as u64, 0]
+        } else {
+            [0; 3]
+        }
     }
 
     /// Decides, with the lines of all, which way a long call goes.
@@ -105,19 +107,18 @@ impl InHost {
         let mut sources = Vec::with_capacity(self.peers.len());
         for peer in &self.peers {
             let (shown, results) = run.layout().read_of(peer.rank);
-            let place = match (peer.part.told(run.line as usize), peer.memory) {
+            let (from, to) = match (peer.part.told(run.line as usize), peer.memory) {
                 ([IN_HEAP, from, to], _) => {
                     let place = |offset, bytes| peer.neighbour.heap_at(offset, bytes).ok_or(Trouble::Broken(peer.rank));
                     let place = |offset, bytes| if bytes == 0 { Ok(std::ptr::null()) } else { place(offset, bytes) };
-                    Place::Here { from: place(from, shown)?, to: place(to, results)? }
+                    (Place::Here(place(from, shown)?), place(to, results)?)
                 }
-                ([IN_PROCESS, from, to], Some(memory)) => Place::There { memory, from, to },
+                ([IN_PROCESS, from, _], Some(memory)) if run.layout().gains_by_single_copy() => {
+                    (Place::There(memory, from), std::ptr::null())
+                }
                 _ => return Ok(Mode::Staged),
             };
-            sources.push(Source { rank: peer.rank, place, reads: run.layout().is_read_by(peer.rank) });
-        }
-        if self.pieces.is_none() && sources.iter().any(|source| matches!(source.place, Place::There { .. })) {
-            self.pieces = Some(Scratch::new(sources.len() * PIECE_BYTES));
+            sources.push(Source { rank: peer.rank, from, to, reads: run.layout().is_read_by(peer.rank) });
         }
         Ok(Mode::Direct(sources.into()))
     }
@@ -133,9 +134,7 @@ impl InHost {
             let mut step = false;
             let shows = run.shows_results_on_board();
             if run.combined < chunks && (!shows || self.has_room(run, run.combined)) {
-                let pieces = self.pieces.as_ref().map_or(std::ptr::null_mut(), Scratch::start);
-                let read = run.combine_directly(memory, self.own.result(run.block(run.combined)), pieces);
-                if let Err(unread) = read {
+                if let Err(unread) = run.combine_directly(memory, self.own.result(run.block(run.combined))) {
                     return (moved, self.go_without(run, unread));
                 }
                 if self.has_given_up(run) {
@@ -151,8 +150,8 @@ impl InHost {
                 if shows {
                     let block = run.block(run.done);
                     run.collect(memory, |rank| self.peer(rank).map(|peer| peer.part.result(block).cast_const()));
-                } else if let Err(unread) = run.collect_directly(memory) {
-                    return (moved, self.go_without(run, unread));
+                } else {
+                    run.collect_directly(memory);
                 }
                 if self.has_given_up(run) {
                     return (moved, None);
@@ -196,15 +195,22 @@ impl Run {
         reads && !peer.part.has_counted(Count::Done, self.block(self.cut.chunks))
     }
 
-    /// As [`combine`](Self::combine), from where the contributions are. There is room for a piece of each peer's at
-    /// `pieces`, if the kernel copies any.
-    fn combine_directly(&self, memory: &Memory<'_>, result: *mut u8, pieces: *mut u8) -> Result<(), (usize, Unread)> {
+    /// As [`combine`](Self::combine), from where the contributions are.
+    fn combine_directly(&self, memory: &Memory<'_>, result: *mut u8) -> Result<(), (usize, Unread)> {
         let Mode::Direct(sources) = &self.mode else { return Ok(()) };
         let layout = self.layout();
         if self.copies() {
             for source in sources {
-                if let Some((run, target)) = self.cut.taken_directly(layout, self.combined, source.rank) {
-                    self.copy_contribution(source, run, memory.to.wrapping_add(target))?;
+                let Some((run, target)) = self.cut.taken_directly(layout, self.combined, source.rank) else { continue };
+                let target = memory.to.wrapping_add(target);
+                match source.from {
+                    Place::Here(from) => self.hand_over()(from, run, target),
+                    Place::There(theirs, from) if run.bytes > 0 => {
+                        let from = from.wrapping_add(run.start as u64);
+                        // SAFETY: the layout keeps every run inside the caller's output, which the call has to itself.
+                        unsafe { theirs.read(from, target, run.bytes) }.map_err(|unread| (source.rank, unread))?;
+                    }
+                    Place::There(..) => {}
                 }
             }
             if let Some((run, target)) = self.cut.own(layout, self.combined) {
@@ -224,24 +230,14 @@ impl Run {
             };
             (run, own, memory.to.wrapping_add(target))
         };
-        let is_here = |source: &Source| matches!(source.place, Place::Here { .. });
-        let step = if sources.iter().all(is_here) { run.bytes.max(1) } else { PIECE_BYTES };
-        for start in (0..run.bytes).step_by(step) {
-            let bytes = step.min(run.bytes - start);
-            let mut pointers: SmallVec<[*const u8; MOST_RANKS]> = SmallVec::new();
-            for (number, source) in sources.iter().enumerate() {
-                pointers.push(match source.place {
-                    Place::Here { from, .. } => from.wrapping_add(run.start + start),
-                    Place::There { .. } => {
-                        let piece = pieces.wrapping_add(number * PIECE_BYTES);
-                        self.copy_contribution(source, layout::Run { start: run.start + start, bytes }, piece)?;
-                        piece
-                    }
-                });
-            }
-            pointers.insert(layout.rank, memory.from.wrapping_add(own.start + start));
-            self.reduce(memory, target.wrapping_add(start), &pointers, bytes);
-        }
+        let place = |source: &Source| match source.from {
+            Place::Here(from) => Some(from.wrapping_add(run.start)),
+            // Only what is copied is told so.
+            Place::There(..) => None,
+        };
+        let mut pointers: SmallVec<[*const u8; MOST_RANKS]> = sources.iter().filter_map(place).collect();
+        pointers.insert(layout.rank, memory.from.wrapping_add(own.start));
+        self.reduce(memory, target, &pointers, run.bytes);
         if self.shows_results_on_board() && layout.taken(layout.rank).is_some() {
             let whole = layout::Run { start: 0, bytes: run.bytes };
             self.hand_over()(result, whole, memory.to.wrapping_add(run.start));
@@ -250,25 +246,12 @@ impl Run {
     }
 
     /// Copies the others' results of the next chunk from where they are.
-    fn collect_directly(&self, memory: &Memory<'_>) -> Result<(), (usize, Unread)> {
-        let Mode::Direct(sources) = &self.mode else { return Ok(()) };
+    fn collect_directly(&self, memory: &Memory<'_>) {
+        let Mode::Direct(sources) = &self.mode else { return };
         for source in sources.iter().filter(|_| self.collects()) {
             let (run, _) = self.cut.share(self.layout(), self.done, source.rank);
-            let target = memory.to.wrapping_add(run.start);
-            match source.place {
-                Place::Here { to, .. } => self.hand_over()(to, run, target),
-                Place::There { memory, to, .. } => copy_from(source.rank, &memory, to, run, target)?,
-            }
+            self.hand_over()(source.to, run, memory.to.wrapping_add(run.start));
         }
-        Ok(())
-    }
-
-    fn copy_contribution(&self, source: &Source, run: layout::Run, target: *mut u8) -> Result<(), (usize, Unread)> {
-        match source.place {
-            Place::Here { from, .. } => self.hand_over()(from, run, target),
-            Place::There { memory, from, .. } => copy_from(source.rank, &memory, from, run, target)?,
-        }
-        Ok(())
     }
 
     /// Goes the way that was decided.
@@ -278,22 +261,6 @@ impl Run {
         }
         self.mode = mode;
     }
-}
-
-/// Copies a run of what lies at `start` in the memory of `rank`.
-fn copy_from(
-    rank: usize,
-    memory: &Foreign,
-    start: u64,
-    run: layout::Run,
-    target: *mut u8,
-) -> Result<(), (usize, Unread)> {
-    if run.bytes == 0 {
-        return Ok(());
-    }
-    // SAFETY: the layout keeps every run inside the caller's output, and the pieces have room for as much as is combined
-    // at a time. The call has both to itself.
-    unsafe { memory.read(start.wrapping_add(run.start as u64), target, run.bytes) }.map_err(|unread| (rank, unread))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -309,31 +276,39 @@ mod tests {
     const COUNT: usize = 100_000;
 
     /// Two ranks that see each other, in one thread.
-    fn pair() -> Option<[InHost; 2]> {
-        let boards = [(); 2].map(|()| Arc::new(Board::create(false).expect("memory")));
-        boards[0].heap()?;
+    fn pair() -> [InHost; 2] {
+        let boards = [(); 2].map(|()| Arc::new(Board::create(true).expect("memory")));
+        let memory = boards.each_ref().map(|board| board.witness().and_then(|witness| Foreign::meet(witness.told())));
         let parts: [(usize, Part); 2] = std::array::from_fn(|rank| boards[rank].take().expect("a part"));
-        Some(std::array::from_fn(|rank| {
+        std::array::from_fn(|rank| {
             let other = 1 - rank;
             let neighbour = boards[other].as_seen();
             let part = neighbour.part(parts[other].0 as u64, parts[other].1.epoch()).expect("a part");
-            let peer = Peer { rank: other, part, neighbour, memory: None, seen: 0, compared: 0 };
+            let peer = Peer { rank: other, part, neighbour, memory: memory[other], seen: 0, compared: 0 };
             let (index, own) = parts[rank].clone();
-            InHost::new(boards[rank].clone(), index, own, SmallVec::from_iter([peer]), true, false)
-        }))
+            InHost::new(boards[rank].clone(), index, own, SmallVec::from_iter([peer]), true, true)
+        })
     }
 
     fn run(rank: usize, signature: &Signature) -> Run {
-        let layout = Layout {
-            collective: Collective::Allreduce,
-            extent: Extent::Whole(COUNT),
-            root: 0,
-            in_place: true,
-            rank,
-            size: 2,
-            width: 8,
+        let (extent, in_place) = match signature.collective {
+            Collective::Allreduce => (Extent::Whole(COUNT), true),
+            _ => (Extent::Equal(COUNT), false),
         };
+        let layout = Layout { collective: signature.collective, extent, root: 0, in_place, rank, size: 2, width: 8 };
         Run::new(layout, words(signature))
+    }
+
+    fn signature(collective: Collective, op: Option<ReduceOp>) -> Signature {
+        Signature {
+            collective,
+            dtype: DataType::U64,
+            op,
+            algorithm: Algorithm::Boards,
+            root: None,
+            count: COUNT as u64,
+            digest: 0,
+        }
     }
 
     fn buffer(ranks: &[InHost; 2], rank: usize) -> (Lease, &'static mut [u64]) {
@@ -346,16 +321,9 @@ mod tests {
     /// Whether both ranks end well when each moves in its turn, and what the second one gets. The first gives the call up as
     /// soon as it has all it needs itself, if it does so at all.
     fn allreduce(gives_up: bool) -> Option<(bool, bool, Vec<u64>)> {
-        let mut ranks = pair()?;
-        let signature = Signature {
-            collective: Collective::Allreduce,
-            dtype: DataType::U64,
-            op: Some(ReduceOp::Sum),
-            algorithm: Algorithm::Boards,
-            root: None,
-            count: COUNT as u64,
-            digest: 0,
-        };
+        let mut ranks = pair();
+        ranks[0].board.heap()?;
+        let signature = signature(Collective::Allreduce, Some(ReduceOp::Sum));
         let call = (Tag { communicator: CommunicatorId::WORLD, sequence: 0 }, signature);
         let (_first, mine) = buffer(&ranks, 0);
         let (_second, theirs) = buffer(&ranks, 1);
@@ -412,5 +380,84 @@ mod tests {
         assert!(first && second && found.iter().all(|found| *found == 3));
         let (_, second, _) = allreduce(true).expect("as before");
         assert!(!second, "the second took what the first wrote when it had given the call up for its result");
+    }
+
+    /// Runs an alltoall of which the kernel copies what lies in the other rank's memory, and gives both results. The first
+    /// gives its memory away instead of taking part, if it does so at all.
+    fn alltoall(gives_away: bool) -> Option<[Option<Vec<u64>>; 2]> {
+        let mut ranks = pair();
+        if ranks.iter().any(|rank| rank.offered.is_none() || rank.peers[0].memory.is_none()) {
+            return None;
+        }
+        let signature = signature(Collective::Alltoall, None);
+        let call = (Tag { communicator: CommunicatorId::WORLD, sequence: 0 }, signature);
+        // A mapping of its own, which is not there any more when it is dropped.
+        let bytes = (2 * 8 * COUNT).next_multiple_of(crate::sys::page_bytes());
+        let input = || {
+            crate::sys::Segment::create("phalanx-test", bytes).and_then(|one| crate::sys::Mapping::new(&one, 0, bytes))
+        };
+        let mut inputs = [(); 2].map(|()| Some(input().expect("memory")));
+        let mut outputs = [(); 2].map(|()| vec![0_u64; 2 * COUNT]);
+        let reduction = Reduction::new(ReduceOp::Sum);
+        let memory: [Memory<'_>; 2] = std::array::from_fn(|rank| {
+            let from = inputs[rank].as_ref().map(|input| input.start().as_ptr()).expect("an input");
+            // SAFETY: the mapping has so many elements, and nobody else looks at it.
+            let elements = unsafe { std::slice::from_raw_parts_mut(from.cast::<u64>(), 2 * COUNT) };
+            elements.iter_mut().enumerate().for_each(|(index, element)| *element = (index * 2 + rank) as u64);
+            let to = outputs[rank].as_mut_ptr().cast();
+            Memory { from: from.cast_const(), to, dtype: DataType::U64, reduction: &reduction, finish: Finish::NONE }
+        });
+        let mut runs = [run(0, &signature), run(1, &signature)];
+        for rank in 0..2 {
+            assert!(matches!(ranks[rank].write_line(&mut runs[rank], &memory[rank], call), Some(Ok(()))));
+        }
+        for rank in 0..2 {
+            assert!(matches!(ranks[rank].meet(&mut runs[rank]), Some(Ok(()))), "rank {rank}");
+            let Mode::Direct(sources) = &runs[rank].mode else { panic!("another way than rank {rank} was to go") };
+            assert!(matches!(sources[..], [Source { from: Place::There(..), .. }]), "rank {rank}");
+        }
+        if gives_away {
+            ranks[0].give_up(Some(runs[0].line));
+            inputs[0] = None;
+        }
+        let mut ended = [false; 2];
+        for _ in 0..2 * runs[0].cut.chunks + 2 {
+            for rank in (0..2).filter(|rank| !(gives_away && *rank == 0)) {
+                let (_, outcome) = ranks[rank].move_directly(&mut runs[rank], &memory[rank]);
+                assert!(!matches!(outcome, Some(Err(_))), "rank {rank}: {outcome:?}");
+                ended[rank] |= outcome.is_some();
+            }
+        }
+        let mut outputs = outputs.into_iter();
+        Some(ended.map(|ended| outputs.next().filter(|_| ended)))
+    }
+
+    #[test]
+    fn the_kernel_copies_from_where_the_others_have_it() {
+        let Some(found) = alltoall(false) else {
+            return eprintln!("not tested: no process may read another's memory here (process_vm_readv)");
+        };
+        for (rank, found) in found.into_iter().enumerate() {
+            let answer: Vec<u64> =
+                (0..2 * COUNT).map(|index| ((rank * COUNT + index % COUNT) * 2 + index / COUNT) as u64).collect();
+            assert!(found.expect("an end") == answer, "rank {rank}");
+        }
+        let [_, second] = alltoall(true).expect("as before");
+        assert_eq!(second, None, "the second waits to hear that the first has given the call up");
+    }
+
+    #[test]
+    fn memory_that_cannot_be_read_goes_through_the_stage() {
+        let mut ranks = pair();
+        let signature = signature(Collective::Alltoall, None);
+        let reduction = Reduction::new(ReduceOp::Sum);
+        let nowhere = Memory {
+            from: std::ptr::without_provenance(4096),
+            to: std::ptr::without_provenance_mut(4096),
+            dtype: DataType::U64,
+            reduction: &reduction,
+            finish: Finish::NONE,
+        };
+        assert_eq!(ranks[0].tell(&run(0, &signature), &nowhere), [0; 3]);
     }
 }

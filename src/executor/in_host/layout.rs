@@ -172,8 +172,8 @@ impl Layout {
     }
 
     /// Whether the kernel's copies of the others' memory are faster than the stage: where each byte is copied for one rank
-    /// only, by all ranks at once, and in pieces that are worth the calls. What is combined has to be copied to a piece
-    /// first, and is as fast through the stage, which the rank that has the bytes in its cache fills.
+    /// only, by all ranks at once, and in pieces that are worth the calls. Not what is combined, which would have to be
+    /// copied somewhere first: the rank that has it in its cache is faster to put it up.
     pub(super) fn gains_by_single_copy(&self) -> bool {
         let for_one = match self.collective {
             Collective::Alltoall | Collective::Scatter => true,
@@ -433,7 +433,7 @@ mod tests {
                     };
                     assert!(offset + taken <= BLOCK_BYTES * cut.blocks as usize, "{to:?}");
                     if to.rank != from.rank {
-                        let all = to.fate() == Fate::Copied && !to.scatters();
+                        let all = matches!(to.fate(), Fate::Copied | Fate::Combined) && !to.scatters();
                         let (shown, at) = cut.shown(from, chunk, if all { 0 } else { to.rank }).unwrap();
                         assert_eq!((shown.bytes, at), (taken, offset), "chunk {chunk} of {from:?} for {to:?}");
                     }

@@ -51,7 +51,6 @@ use smallvec::SmallVec;
 
 use super::core::Slot;
 use super::operation::Operation;
-use super::scratch::Scratch;
 use crate::sys::points::{Point, reach};
 use crate::transport::board::{BLOCKS, Board, Count, Neighbour, Part, fence_before_waking};
 use crate::transport::foreign::Foreign;
@@ -120,8 +119,6 @@ pub(super) struct InHost {
     maps_heaps: bool,
     /// This process's memory, if all can read each other's.
     offered: Option<Offered>,
-    /// Room for pieces of the others' contributions.
-    pieces: Option<Scratch>,
 }
 
 /// Operations that have ended, by slot.
@@ -152,7 +149,6 @@ impl InHost {
             closing: false,
             maps_heaps,
             offered,
-            pieces: None,
         }
     }
 
