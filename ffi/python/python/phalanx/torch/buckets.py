@@ -7,8 +7,8 @@ a bucket is launched only after all before it. A bucket holds gradients of one t
 A large gradient is a bucket of its own and travels from where it lies, which is where the backward pass has just made
 it; the result takes its place. Small ones lie in one piece of memory: one that is ready is copied there, and
 `param.grad` becomes a view of that place, so that the result arrives in `param.grad` without another copy. Where such
-a view is still there for the next backward pass (`zero_grad(set_to_none=False)`, for large gradients too), gradients are summed up in
-place and nothing is copied at all.
+a view is still there for the next backward pass (`zero_grad(set_to_none=False)`, for large gradients too), gradients
+are summed up in place and nothing is copied at all.
 
 That memory can be read by the other ranks of the host (`alloc`). What the backward pass makes cannot, so that parts of
 it are copied on the way, through the cache; copying all of it to such memory first takes longer.
