@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch.utils.dlpack import from_dlpack
 
@@ -54,7 +57,9 @@ def memory_of(what: str, tensor: torch.Tensor) -> Memory:
     return Memory(tensor.data_ptr(), tensor.numel(), code, tensor)
 
 
-def alloc(*shape: int, dtype: torch.dtype | None = None, process_set: Communicator | None = None) -> torch.Tensor:
+def alloc(
+    *shape: int | Sequence[int], dtype: torch.dtype | None = None, process_set: Communicator | None = None
+) -> torch.Tensor:
     """A tensor of zeros in memory that the other ranks of this host read where it is, which lives as long as the tensor
     or a view of it. `Communicator.alloc` says what it is good for.
 
@@ -65,7 +70,8 @@ def alloc(*shape: int, dtype: torch.dtype | None = None, process_set: Communicat
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
         raise InvalidArgumentError(f"alloc: tensors of {dtype} are not supported; one of {known} expected")
-    lengths = torch.Size(*shape) if len(shape) == 1 and not isinstance(shape[0], int) else torch.Size(shape)
+    given: Any = shape if len(shape) != 1 or isinstance(shape[0], int) else shape[0]
+    lengths = torch.Size(given)
     if any(length < 0 for length in lengths):
         raise InvalidArgumentError(f"alloc: shape {tuple(lengths)} given, lengths of at least 0 expected")
     buffer = Buffer(communicator_of(process_set).native, lengths.numel(), code)
