@@ -26,6 +26,7 @@ from phalanx.communicator import Communicator, Waitable
 from phalanx.errors import InvalidArgumentError
 from phalanx.ops import ReduceOp
 from phalanx.steps import ElasticCommunicator, Pending, StepOutcome
+from phalanx.torch.compression import FP16Compressor
 from phalanx.torch.tensors import CODES, alloc, memory_of
 
 __all__ = ["Bucket", "Parameter", "Reduction", "pack"]
@@ -71,6 +72,7 @@ class Bucket:
         "_communicator",
         "_context",
         "_flat",
+        "_half",
         "_handle",
         "_held",
         "_received",
@@ -91,6 +93,7 @@ class Bucket:
         # Memory of the bucket's own, and another piece of it, once they are needed.
         self._flat: torch.Tensor | None = None
         self._spare: torch.Tensor | None = None
+        self._half: torch.Tensor | None = None
         # Where the gradients of this training step lie, if that is not the bucket's own memory.
         self._held: torch.Tensor | None = None
         self._context: Any = None
@@ -159,8 +162,7 @@ class Bucket:
         """Starts the reduction of all gradients of the bucket."""
         if self._held is None:
             self._held = self._own()
-        self._sent, self._context = reduction.compression.compress(self._held)
-        assert self._sent is not None
+        self._sent, self._context = self._compressed(self._held, reduction)
         memory = memory_of("the bucket", self._sent)
         source: Memory | None = None
         self._received = self._sent
@@ -172,6 +174,18 @@ class Bucket:
         self._handle = reduction.communicator.reduce_memory(
             source, memory, reduction.op, reduction.prescale, reduction.postscale, False
         )
+
+    def _compressed(self, held: torch.Tensor, reduction: Reduction) -> tuple[torch.Tensor, Any]:
+        """What travels of gradients, and what undoes it."""
+        if not (reduction.compression is FP16Compressor and held.dtype.is_floating_point):
+            compressed: tuple[torch.Tensor, Any] = reduction.compression.compress(held)
+            return compressed
+        if held.dtype == torch.float16:
+            return held, held.dtype
+        # As the compressor does it, to memory that other ranks read.
+        if self._half is None:
+            self._half = alloc(held.numel(), dtype=torch.float16, process_set=self._communicator)
+        return self._half.copy_(held), held.dtype
 
     def _place_beside(self, sent: torch.Tensor) -> torch.Tensor:
         """Memory for the result of what was sent."""
@@ -189,7 +203,8 @@ class Bucket:
         assert handle is not None and held is not None and received is not None
         handle.wait()
         self.outcome = handle.outcome if isinstance(handle, Pending) else None
-        result = reduction.compression.decompress(received, self._context)
+        halves = received.dtype == torch.float16 and reduction.compression is FP16Compressor
+        result = received if halves else reduction.compression.decompress(received, self._context)
         if result.data_ptr() == held.data_ptr():
             return
         if result is received and self._sent is held:
@@ -201,6 +216,15 @@ class Bucket:
                 parameter.tensor.grad = parameter.view
         else:
             held.copy_(result)
+
+    def leave(self) -> None:
+        """Lets go of the bucket's own memory, and of the gradients that lie there."""
+        for parameter in self.parameters:
+            gradient, view = parameter.tensor.grad, parameter.view
+            if gradient is not None and view is not None and gradient.data_ptr() == view.data_ptr():
+                parameter.tensor.grad = None
+            parameter.view = None
+        self._flat = self._spare = self._half = None
 
     def forget(self) -> None:
         """Makes the bucket ready for the next training step. What is still in flight goes on without its result."""

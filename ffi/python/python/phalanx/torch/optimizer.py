@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -108,6 +110,7 @@ class _Reducer:
         for parameter in parameters:
             hook = parameter.tensor.register_post_accumulate_grad_hook(self._hook_of(parameter))
             self._hooks.append(hook)
+        _reducers.add(self)
 
     def _hook_of(self, parameter: Parameter) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
@@ -172,6 +175,14 @@ class _Reducer:
             if bucket is not None and gradient is not None:
                 parameter.tensor.grad = bucket.view_of(parameter)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the buckets' memory is the parent's own, and what the child computes is for itself."""
+        for hook in self._hooks:
+            hook.remove()
+        for bucket in self.buckets:
+            bucket.forget()
+            bucket.leave()
+
     def forget(self) -> None:
         """Starts a training step anew."""
         if isinstance(self.reduction.communicator, ElasticCommunicator) and self.launched > 0:
@@ -183,6 +194,17 @@ class _Reducer:
         for parameter in self.parameters:
             parameter.delay = self.passes
         self.launched = 0
+
+
+_reducers: weakref.WeakSet[_Reducer] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for reducer in _reducers:
+        reducer.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -320,7 +342,8 @@ def DistributedOptimizer(
 
     Gradients travel in buckets of `bucket_bytes` as soon as the backward pass has made them, while it goes on; those of
     1 MiB and more travel alone, and the result takes their place. Use what is returned in place of the optimizer, which
-    must not be used any more. Every rank must call it.
+    must not be used any more. Every rank must call it. A forked child of the process has the parameters, but not all of
+    the gradients, and computes alone.
 
     Args:
         optimizer: Any optimizer of PyTorch. The result is an instance of its class.
