@@ -385,6 +385,12 @@ change src/executor/in_host/direct.rs \
     '!self.peers.iter().all(|peer| peer.part.shows_line(0))'
 caught_by --lib executor::in_host::direct::tests::what_was_read_of_a_call_given_up_is_no_result
 
+bug gives-out-what-is-in-use 'memory for a buffer is given out a second time'
+change src/transport/heap.rs \
+    'let (rest, end) = (first + bytes, start + length);' \
+    'let (rest, end) = (first + bytes / 2, start + length);'
+caught_by --lib transport::heap::tests::ranges_are_taken_and_given_back
+
 bug believes-offsets 'a place in a heap that a peer tells is not checked'
 change src/transport/board.rs \
     '(end <= heap.bytes()).then(|| heap.start()' \
