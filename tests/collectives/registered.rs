@@ -196,7 +196,7 @@ fn a_buffer_outlives_its_world() {
     for kind in TRANSPORTS {
         let buffers = on_world(kind, 2, |comm| {
             for dtype in DataType::ALL {
-                let bytes = comm.alloc_bytes(*dtype, LENGTH).expect("memory");
+                let bytes = comm.alloc_bytes(dtype, LENGTH).expect("memory");
                 assert_eq!(bytes.len(), LENGTH * dtype.size());
                 assert!(bytes.iter().all(|byte| *byte == 0), "memory that was used before is not zero");
             }

@@ -53,4 +53,5 @@ class Buffer(_native.Buffer):
 
 def allocate(communicator: _native.Communicator, count: int, dtype: DType) -> Buffer:
     """A buffer of `count` elements."""
-    return Buffer(communicator, count, dtype if isinstance(dtype, int | str) else dtype.name)
+    named: Any = getattr(dtype, "name", dtype)
+    return Buffer(communicator, count, named)
