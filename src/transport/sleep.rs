@@ -89,7 +89,12 @@ impl Sleeper {
     }
 
     fn alarm(&self) -> Alarm {
-        if self.carriers.load(Ordering::Acquire) == 0 { Alarm::Word } else { Alarm::Event }
+        if self.sleeps_on_memory() { Alarm::Word } else { Alarm::Event }
+    }
+
+    /// Whether only in-host peers are there.
+    pub fn sleeps_on_memory(&self) -> bool {
+        self.carriers.load(Ordering::Acquire) == 0
     }
 
     /// From now on the arrival of bytes at `fd`, and its closing, end the sleep. Told at each arrival, not as long as
