@@ -106,7 +106,7 @@ mod tests {
                         assert!(elements.iter().all(|element| *element == 0));
                         elements.fill(mine);
                         let (place, sum) = (data.cast(), PhxOp::PHX_SUM as i32);
-                        let status = phx_allreduce(comm, call::IN_PLACE, place, COUNT, i32_, sum);
+                        let status = phx_allreduce(comm, IN_PLACE, place, COUNT, i32_, sum);
                         assert_eq!(status, PhxStatus::PHX_OK);
                         phx_comm_free(comm);
                         assert!(elements.iter().all(|element| *element == 3));
