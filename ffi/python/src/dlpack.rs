@@ -1,7 +1,7 @@
 //! Memory of objects that speak DLPack, the exchange format of array libraries.
 //!
 //! The layouts are those of DLPack 1.x. A capsule is held unconsumed: its own destructor gives the tensor back, so
-//! that nothing here has to call foreign deleters. What goes out is in `export`.
+//! that nothing here has to call foreign deleters. What goes out is in `allocation`.
 
 use std::ffi::{CStr, c_void};
 

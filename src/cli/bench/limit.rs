@@ -95,7 +95,7 @@ pub fn measure(ranks: usize, bytes: usize, buffers: Buffers) -> Row {
         root: -1,
         ranks,
         hosts: 1,
-        transport: "memory".into(),
+        transport: if buffers == Buffers::Private { "stage" } else { "memory" }.into(),
         algorithm: "limit".into(),
         in_place: false,
         iterations: times.len(),

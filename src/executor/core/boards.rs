@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::{Core, Early, Peer};
 use crate::executor::channel::InHostWay;
 use crate::executor::completion::Completion;
-use crate::executor::in_host::{Ended, Layout, Memory, Run, SetUp, Trouble, words};
+use crate::executor::in_host::{Ended, InHost, Layout, Memory, Run, SetUp, Trouble, words};
 use crate::executor::operation::{Operation, Work};
 use crate::types::{CommunicatorId, DataType, Error, Finish, ReduceOp, Reduction, Signature, Tag};
 
@@ -110,6 +110,7 @@ impl Core {
         let InHostWay::SettingUp(set_up) = std::mem::replace(&mut channel.in_host, InHostWay::Never) else { return };
         // Where a call was given up meanwhile, the others forgo the boards too, as soon as they hear of it.
         let (in_host, held) = set_up.finish(cause.is_none() && !channel.has_given_up());
+        let single_copy = in_host.as_ref().is_some_and(InHost::has_single_copy);
         if let Some(in_host) = in_host {
             let index = self.in_hosts.iter().position(Option::is_none).unwrap_or_else(|| {
                 self.in_hosts.push(None);
@@ -118,7 +119,8 @@ impl Core {
             self.in_hosts[index] = Some(Box::new(in_host));
             channel.in_host = InHostWay::Over(index);
         }
-        tracing::debug!(over_boards = matches!(channel.in_host, InHostWay::Over(_)), "a communicator on one host");
+        let over_boards = matches!(channel.in_host, InHostWay::Over(_));
+        tracing::debug!(over_boards, single_copy, "a communicator on one host");
         for slot in held {
             let Some(operation) = &mut self.slots[slot].operation else { continue };
             operation.held = false;

@@ -382,9 +382,21 @@ mod tests {
         assert!(!second, "the second took what the first wrote when it had given the call up for its result");
     }
 
-    /// Runs an alltoall of which the kernel copies what lies in the other rank's memory, and gives both results. The first
-    /// gives its memory away instead of taking part, if it does so at all.
-    fn alltoall(gives_away: bool) -> Option<[Option<Vec<u64>>; 2]> {
+    /// What the first rank does instead of taking part in a call whose line it has written.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Instead {
+        Nothing,
+        /// It gives the call up, and then its memory away.
+        GivesUp,
+        /// Its memory goes although it has not given the call up.
+        Loses,
+    }
+
+    type Ending = Result<Vec<u64>, Trouble>;
+
+    /// Runs an alltoall of which the kernel copies what lies in the other rank's memory, and gives how it ended on both,
+    /// with the result.
+    fn alltoall(instead: Instead) -> Option<[Option<Ending>; 2]> {
         let mut ranks = pair();
         if ranks.iter().any(|rank| rank.offered.is_none() || rank.peers[0].memory.is_none()) {
             return None;
@@ -416,34 +428,37 @@ mod tests {
             let Mode::Direct(sources) = &runs[rank].mode else { panic!("another way than rank {rank} was to go") };
             assert!(matches!(sources[..], [Source { from: Place::There(..), .. }]), "rank {rank}");
         }
-        if gives_away {
+        if instead == Instead::GivesUp {
             ranks[0].give_up(Some(runs[0].line));
+        }
+        if instead != Instead::Nothing {
             inputs[0] = None;
         }
-        let mut ended = [false; 2];
+        let mut ended = [None, None];
         for _ in 0..2 * runs[0].cut.chunks + 2 {
-            for rank in (0..2).filter(|rank| !(gives_away && *rank == 0)) {
+            for rank in (0..2).filter(|rank| instead == Instead::Nothing || *rank == 1) {
                 let (_, outcome) = ranks[rank].move_directly(&mut runs[rank], &memory[rank]);
-                assert!(!matches!(outcome, Some(Err(_))), "rank {rank}: {outcome:?}");
-                ended[rank] |= outcome.is_some();
+                ended[rank] = ended[rank].take().or(outcome);
             }
         }
         let mut outputs = outputs.into_iter();
-        Some(ended.map(|ended| outputs.next().filter(|_| ended)))
+        Some(ended.map(|ended| outputs.next().zip(ended).map(|(output, ended)| ended.map(|()| output))))
     }
 
     #[test]
     fn the_kernel_copies_from_where_the_others_have_it() {
-        let Some(found) = alltoall(false) else {
+        let Some(found) = alltoall(Instead::Nothing) else {
             return eprintln!("not tested: no process may read another's memory here (process_vm_readv)");
         };
         for (rank, found) in found.into_iter().enumerate() {
             let answer: Vec<u64> =
                 (0..2 * COUNT).map(|index| ((rank * COUNT + index % COUNT) * 2 + index / COUNT) as u64).collect();
-            assert!(found.expect("an end") == answer, "rank {rank}");
+            assert!(found.expect("an end").expect("a result") == answer, "rank {rank}");
         }
-        let [_, second] = alltoall(true).expect("as before");
-        assert_eq!(second, None, "the second waits to hear that the first has given the call up");
+        let [_, second] = alltoall(Instead::GivesUp).expect("as before");
+        assert!(second.is_none(), "the second waits to hear that the first has given the call up");
+        let [_, second] = alltoall(Instead::Loses).expect("as before");
+        assert!(matches!(second, Some(Err(Trouble::Unreadable(0)))), "{second:?}");
     }
 
     #[test]

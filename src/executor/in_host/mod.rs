@@ -152,6 +152,11 @@ impl InHost {
         }
     }
 
+    /// Whether all ranks can have the kernel copy from each other's memory.
+    pub fn has_single_copy(&self) -> bool {
+        self.offered.is_some()
+    }
+
     /// Takes an operation on, after those before it.
     pub fn push(&mut self, slot: usize) {
         self.waiting.push_back(slot);

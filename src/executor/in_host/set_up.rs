@@ -149,7 +149,7 @@ impl SetUp {
         let peer = |(rank, (&member, words)): (usize, (&usize, &[u64]))| {
             let neighbour = neighbour(member)?;
             let part = neighbour.part(words[0], words[1])?;
-            let memory = may_read.then(|| Foreign::meet([words[2], words[3], words[4]])).flatten();
+            let memory = may_read.then(|| Foreign::meet(std::array::from_fn(|word| words[WITNESS + word]))).flatten();
             Some(Peer { rank, part, neighbour, memory, seen: 0, compared: 0 })
         };
         self.peers = others.filter(|(rank, _)| *rank != self.rank).map(peer).collect();
