@@ -135,7 +135,7 @@ fn requests_that_mean_nothing_are_refused_with_what_was_given() {
         (&["simulate", "--fabric", "no such fabric"], "neither a preset (laptop, "),
         (&["simulate", "--algorithms", "bruck"], "--algorithms bruck given, two_shot"),
         (&["bench", "allreduce", "--hosts", "no such host,b"], "namespace"),
-        (&["bench", "reduce", "--limit"], "--limit is that of allreduce, reduce given"),
+        (&["bench", "reduce", "--limit"], "the limit of memory is that of allreduce, reduce given"),
         (&["bench", "--limit", "--registered"], "cannot be used with"),
         (&["bench", "reduce", "--sweep"], "cannot be used with"),
         (&["bench", "allreduce", "--limit", "-np", "5000"], "5000 ranks need a core each"),

@@ -4,8 +4,10 @@
 //! exchange one cache line each, with the numbers in it. Above, each waits for the others' inputs, adds up its share of
 //! them, stores it in every output, and waits until the others did. No staging, no matching, no calls; the inputs are
 //! not written again in between. A collective over private buffers cannot be faster, and need not be able to be as fast:
-//! [`Buffers::Private`] is the limit of those, whose bytes go through a stage (`stage`).
+//! [`Limit::Private`] is the limit of those, whose bytes go through a stage (`stage`). [`Limit::Sockets`] is that of two
+//! processes that share no memory at all, for every collective.
 
+mod sockets;
 mod stage;
 
 use std::sync::Barrier;
@@ -47,34 +49,48 @@ const WARMUP: u32 = 3;
 /// So often a waiting thread looks before it lets another have the core, in case it has to share it.
 const LOOKS: u32 = 1 << 14;
 
-/// Refuses what has no limit here: spinning threads need a core each.
-pub fn check(ranks: usize) -> Result<()> {
+/// Refuses what has no limit here: spinning threads need a core each, memory is measured for allreduce, and sockets for
+/// two.
+pub fn check(limit: Limit, collective: Collective, ranks: usize) -> Result<()> {
     let cores = cores().len();
     if ranks > cores {
         return Err(Error::invalid(format!("--limit: {ranks} ranks need a core each, and there are {cores}")));
     }
-    Ok(())
+    if limit == Limit::Sockets {
+        return match ranks {
+            2 => Ok(()),
+            _ => Err(Error::invalid(format!("--limit=sockets is that of 2 ranks, {ranks} given"))),
+        };
+    }
+    match collective {
+        Collective::Allreduce => Ok(()),
+        _ => Err(Error::invalid(format!("the limit of memory is that of allreduce, {collective} given"))),
+    }
 }
 
 fn cores() -> Vec<Vec<usize>> {
     binding::cores(binding::topology(&process::affinity().unwrap_or_default()))
 }
 
-/// What buffers the limit is for.
+/// Between what the limit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Buffers {
-    /// That all threads read and write where they are.
+pub enum Limit {
+    /// Buffers that all threads read and write where they are.
     Shared,
-    /// That are each thread's own: bytes go through a stage.
+    /// Buffers that are each thread's own: bytes go through a stage.
     Private,
+    /// Processes with a connection over loopback between them.
+    Sockets,
 }
 
 /// The limit for one size.
-pub fn measure(ranks: usize, bytes: usize, buffers: Buffers) -> Row {
+pub fn measure(limit: Limit, collective: Collective, ranks: usize, bytes: usize) -> Result<Row> {
     let count = (bytes / size_of::<f32>()).max(1);
-    let (times, wrong) = if count * size_of::<f32>() <= IN_LINE_BYTES {
+    let (times, wrong) = if limit == Limit::Sockets {
+        sockets::over_loopback(collective, bytes)?
+    } else if count * size_of::<f32>() <= IN_LINE_BYTES {
         on_threads((0..ranks).map(|rank| InLine::new(rank, ranks, count)).collect())
-    } else if buffers == Buffers::Private {
+    } else if limit == Limit::Private {
         stage::staged(ranks, count)
     } else {
         let [usual, streaming] = [false, true].map(|streaming| shared(ranks, count, streaming));
@@ -86,8 +102,13 @@ pub fn measure(ranks: usize, bytes: usize, buffers: Buffers) -> Row {
     let microseconds = |percent| percentile(&times, percent) as f64 / 1e6;
     // Figures are in picoseconds: an exchange takes tens of nanoseconds.
     let algbw = bandwidth_gbs(bytes, p50) * 1e3;
-    Row {
-        collective: Collective::Allreduce.name().into(),
+    let transport = match limit {
+        Limit::Shared => "memory",
+        Limit::Private => "stage",
+        Limit::Sockets => "loopback",
+    };
+    Ok(Row {
+        collective: collective.name().into(),
         bytes,
         count,
         dtype: DataType::F32.name().into(),
@@ -95,7 +116,7 @@ pub fn measure(ranks: usize, bytes: usize, buffers: Buffers) -> Row {
         root: -1,
         ranks,
         hosts: 1,
-        transport: if buffers == Buffers::Private { "stage" } else { "memory" }.into(),
+        transport: transport.into(),
         algorithm: "limit".into(),
         in_place: false,
         iterations: times.len(),
@@ -103,10 +124,10 @@ pub fn measure(ranks: usize, bytes: usize, buffers: Buffers) -> Row {
         time_us_p50: microseconds(50),
         time_us_p99: microseconds(99),
         algbw_gbs: algbw,
-        busbw_gbs: algbw * bus_factor(Collective::Allreduce, ranks),
+        busbw_gbs: algbw * bus_factor(collective, ranks),
         checked: 1,
         wrong,
-    }
+    })
 }
 
 /// What a thread writes and the others read, twice, by the parity of the round: a line is written again when all others
@@ -376,10 +397,10 @@ mod tests {
     #[test]
     fn sums_are_right_in_lines_and_in_shares() {
         let ranks = cores().len().min(3);
-        for buffers in [Buffers::Shared, Buffers::Private] {
+        for limit in [Limit::Shared, Limit::Private] {
             for bytes in [4, 8, 52, 56, 60, 4096, 100_004, 1_200_004] {
-                let row = measure(ranks, bytes, buffers);
-                assert_eq!((row.wrong, row.ranks, row.bytes), (0, ranks, bytes), "{buffers:?}");
+                let row = measure(limit, Collective::Allreduce, ranks, bytes).unwrap();
+                assert_eq!((row.wrong, row.ranks, row.bytes), (0, ranks, bytes), "{limit:?}");
                 assert!(row.time_us_min > 0.0 && row.time_us_min <= row.time_us_p50, "{row:?}");
             }
         }
@@ -397,9 +418,12 @@ mod tests {
     }
 
     #[test]
-    fn more_ranks_than_cores_are_refused() {
-        let ranks = cores().len() + 1;
-        assert!(check(ranks).expect_err("too many").to_string().contains("need a core each"));
-        assert!(check(1).is_ok());
+    fn what_has_no_limit_is_refused() {
+        let refused = |limit, collective, ranks| check(limit, collective, ranks).expect_err("refused").to_string();
+        let too_many = refused(Limit::Shared, Collective::Allreduce, cores().len() + 1);
+        assert!(too_many.contains("need a core each"), "{too_many}");
+        assert!(refused(Limit::Private, Collective::Reduce, 1).contains("that of allreduce, reduce given"));
+        assert!(refused(Limit::Sockets, Collective::Reduce, 1).contains("that of 2 ranks, 1 given"));
+        assert!(check(Limit::Shared, Collective::Allreduce, 1).is_ok());
     }
 }

@@ -26,6 +26,7 @@ use phalanx::schedule::algorithms_for;
 use phalanx::types::Collective;
 use phalanx::{Algorithm, Communicator, DataType, Error, ReduceOp, Result, TransportKind};
 
+use self::limit::Limit;
 use self::measure::{Job, measure};
 use self::report::{Message, Renderer};
 use self::sizes::Sizes;
@@ -103,12 +104,12 @@ pub struct Bench {
     /// Bind each rank to a core of its own; where there are more ranks than cores, none is bound
     #[arg(long, value_name = "WHAT", default_value = "core")]
     bind_to: BindTo,
-    /// Measure what the memory allows instead, to threads, f32, sum: with buffers that all share, or with private ones,
-    /// whose bytes go through a stage
-    #[arg(long, value_name = "BUFFERS", num_args = 0..=1, default_missing_value = "shared", require_equals = true,
+    /// Measure what the machine allows instead, to threads: an allreduce, f32, sum, of buffers that all share, or of
+    /// private ones, whose bytes go through a stage; or the bytes of any collective of two over sockets on loopback
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, default_missing_value = "shared", require_equals = true,
           conflicts_with_all = ["hosts", "threads", "transport", "algorithm", "dtype", "op", "in_place",
         "registered", "deterministic", "iters", "warmup", "root", "bind_to", "sweep"])]
-    limit: Option<limit::Buffers>,
+    limit: Option<Limit>,
     /// Measure every algorithm in alternation beside the model's prediction, of these collectives [default: all], and say
     /// what the choice loses against the fastest
     #[arg(long, value_name = "COLLECTIVES", num_args = 0..=1, value_delimiter = ',', default_missing_value = "all",
@@ -219,8 +220,8 @@ fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
     let job = arguments.job();
     arguments.check_algorithm()?;
     let ranks = arguments.ranks.unwrap_or(DEFAULT_RANKS);
-    if let Some(buffers) = arguments.limit {
-        return Ok(as_limit(arguments, buffers, &job, ranks)?);
+    if let Some(limit) = arguments.limit {
+        return Ok(as_limit(arguments, limit, &job, ranks)?);
     }
     if arguments.threads {
         job.check(ranks)?;
@@ -240,16 +241,13 @@ fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
 }
 
 /// No ranks: what they could not be faster than.
-fn as_limit(arguments: &Bench, buffers: limit::Buffers, job: &Job, ranks: usize) -> Result<ExitCode> {
-    if job.collective != Collective::Allreduce {
-        return Err(Error::invalid(format!("--limit is that of allreduce, {} given", job.collective)));
-    }
-    limit::check(ranks)?;
+fn as_limit(arguments: &Bench, limit: Limit, job: &Job, ranks: usize) -> Result<ExitCode> {
+    limit::check(limit, job.collective, ranks)?;
     let mut renderer = arguments.renderer();
     let mut wrong = 0;
     for (done, &bytes) in job.sizes.iter().enumerate() {
         renderer.show(&Message::Size { bytes, done, of: job.sizes.len() });
-        let row = limit::measure(ranks, bytes, buffers);
+        let row = limit::measure(limit, job.collective, ranks, bytes)?;
         wrong += row.wrong;
         renderer.show(&Message::Row(Box::new(row)));
     }
