@@ -10,6 +10,7 @@
 mod basis;
 mod boards;
 mod formula;
+mod network;
 mod select;
 mod simulate;
 mod table;
@@ -18,6 +19,7 @@ pub mod tune;
 pub use basis::{Basis, ChoiceMode, Figures, Told, agree};
 pub use boards::{BoardModel, MOST_RANKS_OF_BOARDS};
 pub use formula::{Estimate, estimate};
+pub use network::NetworkModel;
 pub use select::{Choice, Selection, select, select_by};
 pub(super) use select::{micros, width_on_the_wire};
 pub(super) use simulate::paced;
@@ -53,6 +55,8 @@ pub struct CostModel {
     /// What the ranks of a host share. Nothing, if not given: then each has a processor of its own, which sends and
     /// receives at the same time.
     pub host: Option<HostModel>,
+    /// What is known of the network between hosts. If nothing, a host has one port each way, and steps are rounds.
+    pub network: Option<NetworkModel>,
 }
 
 /// What the ranks of a host share.
@@ -144,6 +148,7 @@ impl Default for CostModel {
             copy_seconds_per_byte: 1.0 / 12e9,
             boards: BoardModel::default(),
             host: None,
+            network: None,
         }
     }
 }

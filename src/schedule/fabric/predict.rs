@@ -48,7 +48,7 @@ pub fn choice(question: &Question<'_>, forced: Option<Algorithm>) -> Choice {
     let elements = if collective == Collective::Barrier { 0 } else { bytes / dtype.size() };
     let hosts = fabric.hosts(ranks);
     let selection = Selection { forced, ..Selection::new(collective, elements, dtype, ranks, &hosts) };
-    select(&selection, &fabric.cost_model(ranks))
+    select(&selection, &fabric.cost_model())
 }
 
 /// Predicts. More than `most_messages` to run is an error, which says how many there are; so is an algorithm that does
