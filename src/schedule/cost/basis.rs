@@ -97,6 +97,8 @@ pub struct Told {
     pub processors: usize,
     /// How many its host has for all its ranks.
     pub host_processors: usize,
+    /// Which machine its host is, or a part of: hosts of one machine share its processors.
+    pub machine: u64,
     /// Whether it may share memory with ranks of its host.
     pub shares_memory: bool,
     /// How freely it would choose.
@@ -196,17 +198,20 @@ impl Basis {
     }
 }
 
-/// How many ranks of the most crowded host can be at work at once: its ranks by the number that share a processor.
+/// How many ranks of the largest host can be at work at once: its ranks by the number that share a processor of the most
+/// crowded machine.
 fn processors(told: &[Told], hosts: &[usize]) -> f64 {
-    let mut by_host: BTreeMap<usize, (usize, usize, usize)> = BTreeMap::new();
+    let mut by_machine: BTreeMap<u64, (usize, usize, usize)> = BTreeMap::new();
+    let mut by_host: BTreeMap<usize, usize> = BTreeMap::new();
     for (one, host) in told.iter().zip(hosts) {
-        let (ranks, usable, limit) = by_host.entry(*host).or_insert((0, 0, usize::MAX));
+        let (ranks, usable, limit) = by_machine.entry(one.machine).or_insert((0, 0, usize::MAX));
         *ranks += 1;
         *usable = usable.saturating_add(one.processors);
         *limit = (*limit).min(one.host_processors);
+        *by_host.entry(*host).or_default() += 1;
     }
-    let most = by_host.values().map(|(ranks, ..)| *ranks).max().unwrap_or(1) as f64;
-    let shares = by_host.values().map(|(ranks, usable, limit)| *ranks as f64 / (*usable).min(*limit).max(1) as f64);
+    let most = by_host.into_values().max().unwrap_or(1) as f64;
+    let shares = by_machine.values().map(|(ranks, usable, limit)| *ranks as f64 / (*usable).min(*limit).max(1) as f64);
     most / shares.fold(1.0, f64::max)
 }
 
@@ -220,6 +225,7 @@ mod tests {
         Told {
             processors: 2,
             host_processors: 2,
+            machine: 0,
             shares_memory: false,
             choice: ChoiceMode::Measured,
             table: 0,

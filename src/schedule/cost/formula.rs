@@ -46,7 +46,7 @@ pub fn estimate(
 ) -> Estimate {
     let n = hosts.size();
     let bytes = elements as f64 * width as f64;
-    let mut tally = Tally { hosts, model, width: width as f64, total: Estimate::default() };
+    let mut tally = Tally { hosts, model, width: width as f64, total: Estimate::default(), waited: 0.0 };
     tally.total.seconds = model.host.map_or(0.0, |host| host.operation);
     if n <= 1 {
         tally.local(bytes, model.copy_seconds_per_byte);
@@ -85,7 +85,9 @@ pub(super) struct Tally<'a> {
     pub(super) model: &'a CostModel,
     /// Bytes of an element.
     width: f64,
-    total: Estimate,
+    pub(super) total: Estimate,
+    /// The longest that ranks waited for each other at a card or a rack so far.
+    pub(super) waited: f64,
 }
 
 impl Tally<'_> {
@@ -103,16 +105,30 @@ impl Tally<'_> {
     fn step_of(&mut self, near: usize, all: usize, far: Leaving, bytes: f64) {
         self.total.steps += 1;
         let model = self.model;
-        self.total.seconds += match &model.network {
+        match &model.network {
             Some(network) => self.network_step(network, (near, near > 0 && all == near), far, bytes),
-            None => self.near(near, all, bytes).max(self.far(far.host, bytes)),
-        };
+            None => self.total.seconds += self.near(near, all, bytes).max(self.far(far, bytes)),
+        }
     }
 
     /// A step between hosts.
-    fn far(&self, far: usize, bytes: f64) -> f64 {
-        let link = &self.model.between_hosts;
-        if far == 0 { 0.0 } else { link.latency + far as f64 * link.occupied(bytes) }
+    fn far(&self, leaving: Leaving, bytes: f64) -> f64 {
+        let (link, far) = (&self.model.between_hosts, leaving.host as f64);
+        if leaving.host == 0 {
+            return 0.0;
+        }
+        let links = link.latency + far * link.occupied(bytes);
+        let Some(host) = self.model.host else { return links };
+        let share = self.model.sharing(self.hosts.most());
+        if share <= 1.0 {
+            return links;
+        }
+        // Where processors have too much to do, it is they who hold things up, and not the links.
+        let message = host.far_switch + bytes * LinkModel::LOOPBACK.seconds_per_byte;
+        let together = leaving.all as f64 / (host.processors * self.hosts.count() as f64);
+        let busiest = if leaving.all == leaving.host { far * host.one_way } else { far };
+        let processors = link.latency + host.far_turn * (share - 1.0) + busiest.max(together) * message;
+        links.max(processors)
     }
 
     /// A step within hosts.
@@ -175,7 +191,8 @@ impl Tally<'_> {
             }
             None => {
                 let most = self.hosts.most();
-                times as f64 * self.near(usize::from(most > 1), most, bytes).max(self.far(far.min(1), bytes))
+                let leaving = Leaving { host: far.min(1), rack: 0, all: far };
+                times as f64 * self.near(usize::from(most > 1), most, bytes).max(self.far(leaving, bytes))
             }
         };
     }
@@ -246,7 +263,8 @@ impl Tally<'_> {
         let filling: f64 = links.iter().map(|(hops, link)| hops * link.seconds_per_byte).sum();
         let segments = segments(bytes, filling - slow.seconds_per_byte, slow.latency + slow.overhead);
         let segment = bytes / segments;
-        let hop = model.between_hosts.latency + model.between_hosts.occupied(segment);
+        let one = Leaving { host: 1, rack: 0, all: 1 };
+        let hop = self.far(one, segment);
         let all = (self.n() - 1).div_ceil(self.hosts.count());
         self.total.seconds += near as f64 * self.near(1, 1, segment) + far as f64 * hop;
         self.total.seconds +=
@@ -328,10 +346,10 @@ impl Tally<'_> {
         // Where ranks of a host are neighbours, about one inner member of each tree has children elsewhere.
         let n = self.n();
         let leaving = self.hosts.crossing((0..n).map(|rank| (rank, (rank + 1) % n)));
-        let before = self.total.seconds;
-        self.step(1, Leaving { host: leaving, rack: 0 }, segment);
+        let (before, count) = (self.total.seconds, self.hosts.count());
+        self.step(1, Leaving { host: leaving, rack: 0, all: leaving * count }, segment);
         let filling = self.total.seconds - before;
-        self.step(4, Leaving { host: 4 * leaving, rack: 0 }, segment);
+        self.step(4, Leaving { host: 4 * leaving, rack: 0, all: 4 * leaving * count }, segment);
         let steady = self.total.seconds - before - filling;
         self.total.seconds = before + depth * filling + (segments - 1.0) * steady;
         self.total.steps = segments as usize + depth as usize;
@@ -385,8 +403,8 @@ impl Tally<'_> {
     /// Within each column, everyone sends `bytes` to everyone.
     fn columns_direct(&mut self, columns: usize, bytes: f64) {
         let others = self.hosts.count() - 1;
-        let Leaving { host, rack } = self.leaving_column(columns, self.hosts.count());
-        self.step(0, Leaving { host: host * others, rack: rack * others }, bytes);
+        let Leaving { host, rack, all } = self.leaving_column(columns, self.hosts.count());
+        self.step(0, Leaving { host: host * others, rack: rack * others, all: all * others }, bytes);
     }
 
     /// `times` steps around the rings of all columns at once.
@@ -398,7 +416,7 @@ impl Tally<'_> {
                 let hops = (0, self.hosts.count(), self.racks_to_cross());
                 self.network_ring(network, times, hops, columns, bytes, reduces)
             }
-            None => times as f64 * self.far(columns, bytes),
+            None => times as f64 * self.far(self.leaving_column(columns, 1), bytes),
         };
         if reduces && self.model.network.is_none() {
             self.arithmetic(2.0 * bytes * self.hosts.count() as f64);
@@ -532,7 +550,7 @@ impl Tally<'_> {
         let before = self.total;
         let each = if self.hosts.count() > 1 { self.hosts.most() } else { 0 };
         let rack = if self.racks_to_cross() > 0 { self.ranks_of_a_rack() } else { 0 };
-        self.step(1, Leaving { host: each, rack }, block);
+        self.step(1, Leaving { host: each, rack, all: each * self.hosts.count() }, block);
         self.total.seconds = before.seconds + (n - 1) as f64 * (self.total.seconds - before.seconds);
         self.total.steps = before.steps + n - 1;
         self.total.bytes += (n - 1) as f64 * block;

@@ -65,7 +65,8 @@ pub struct CostModel {
 /// take turns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostModel {
-    /// How many ranks can be at work at once: the processors that they have together.
+    /// How many ranks can be at work at once: the processors that they have together. A fraction where hosts are
+    /// parts of one machine that has fewer processors than hosts.
     pub processors: f64,
     /// Seconds until a rank has a processor again, for each rank that shares it.
     pub turn: f64,
@@ -78,6 +79,10 @@ pub struct HostModel {
     pub one_way: f64,
     /// Seconds that an operation costs beside its messages.
     pub operation: f64,
+    /// Seconds of a processor for a message between hosts, at both ends, where ranks share processors.
+    pub far_switch: f64,
+    /// Seconds until a rank has a processor again that waits for another host, for each rank that shares it.
+    pub far_turn: f64,
 }
 
 impl HostModel {
@@ -89,6 +94,8 @@ impl HostModel {
         idling: 0.0,
         one_way: 0.7,
         operation: 0.5e-6,
+        far_switch: 40e-6,
+        far_turn: 10e-6,
     };
 
     /// Ranks that move bytes through sockets, where they sleep sooner.
@@ -99,7 +106,25 @@ impl HostModel {
         idling: 0.6,
         one_way: 0.65,
         operation: 0.5e-6,
+        far_switch: 40e-6,
+        far_turn: 10e-6,
     };
+}
+
+impl HostModel {
+    /// Ranks to which it makes no difference that they share processors, but that these have only so much time.
+    pub const fn sharing_nothing_but(processors: f64) -> Self {
+        Self {
+            processors,
+            turn: 0.0,
+            switch: 0.0,
+            idling: 0.0,
+            one_way: 1.0,
+            operation: 0.0,
+            far_switch: 0.0,
+            far_turn: 0.0,
+        }
+    }
 }
 
 impl Default for HostModel {
@@ -111,7 +136,7 @@ impl Default for HostModel {
 impl CostModel {
     /// How many of `ranks` ranks of a host share a processor.
     fn sharing(&self, ranks: usize) -> f64 {
-        self.host.map_or(1.0, |host| (ranks as f64 / host.processors.max(1.0)).max(1.0))
+        self.host.map_or(1.0, |host| (ranks as f64 / host.processors.max(1e-3)).max(1.0))
     }
 
     /// Seconds more that a step takes where `ranks` ranks of a host share processors.

@@ -40,6 +40,8 @@ pub struct NetworkModel {
 pub(super) struct Leaving {
     pub(super) host: usize,
     pub(super) rack: usize,
+    /// All that go from host to host.
+    pub(super) all: usize,
 }
 
 /// What each rank, card and rack has to do with messages of one length.
@@ -78,17 +80,20 @@ impl Tally<'_> {
 
     /// Counts messages, given as sender and receiver, that leave hosts and racks.
     pub(super) fn leaving(&self, messages: impl Iterator<Item = (usize, usize)>) -> Leaving {
-        if self.racks() == 1 {
-            return Leaving { host: self.hosts.crossing(messages), rack: 0 };
+        if self.hosts.count() == 1 {
+            return Leaving::default();
         }
-        let (mut hosts, mut racks) = (vec![0; self.hosts.count()], vec![0; self.racks()]);
+        let (mut hosts, mut racks, mut all) = (vec![0; self.hosts.count()], vec![0; self.racks()], 0);
         for (from, to) in messages {
             let (from, to) = (self.hosts.host_of(from), self.hosts.host_of(to));
-            hosts[from] += usize::from(from != to);
-            racks[self.rack(from)] += usize::from(self.rack(from) != self.rack(to));
+            if from != to {
+                hosts[from] += 1;
+                racks[self.rack(from)] += usize::from(self.rack(from) != self.rack(to));
+                all += 1;
+            }
         }
         let most = |counts: Vec<usize>| counts.into_iter().max().unwrap_or(0);
-        Leaving { host: most(hosts), rack: most(racks) }
+        Leaving { host: most(hosts), rack: most(racks), all }
     }
 
     /// Where each of some ranks sends to all others: `each` of every host.
@@ -96,21 +101,23 @@ impl Tally<'_> {
         let (hosts, n) = (self.hosts, self.hosts.size());
         let rack = self.ranks_of_a_rack();
         let senders = each * rack / hosts.most().max(1);
-        Leaving { host: each * (n - hosts.most()), rack: if self.racks() > 1 { senders * (n - rack) } else { 0 } }
+        let host = each * (n - hosts.most());
+        Leaving { host, rack: if self.racks() > 1 { senders * (n - rack) } else { 0 }, all: host * hosts.count() }
     }
 
     /// Where one rank sends to all others, or receives from them.
     pub(super) fn leaving_one(&self) -> Leaving {
         let n = self.hosts.size();
         let rack = if self.racks() > 1 { n - self.ranks_of_a_rack() } else { 0 };
-        Leaving { host: n - self.hosts.most(), rack }
+        let host = n - self.hosts.most();
+        Leaving { host, rack, all: host }
     }
 
     /// Where `each` ranks of every host send to a host whose number differs from theirs by the bit `distance`.
     pub(super) fn leaving_column(&self, each: usize, distance: usize) -> Leaving {
         let in_rack = self.model.network.map_or(0, |network| network.hosts_per_rack);
         let rack = if self.racks() > 1 && distance >= in_rack { each * in_rack } else { 0 };
-        Leaving { host: each, rack }
+        Leaving { host: each, rack, all: each * self.hosts.count() }
     }
 
     /// Seconds that a rank's core takes for one end of a message of `bytes`, within and between hosts.
@@ -127,8 +134,9 @@ impl Tally<'_> {
         (near.overhead + near.latency, far.overhead + far.latency + further)
     }
 
-    /// Seconds of a step of which a core has these ends each way, besides what cards and racks take.
-    fn step_of_ends(&self, network: &NetworkModel, load: Load, bytes: f64) -> f64 {
+    /// Seconds of a step of which a core has these ends each way, and how many of them are spared where many such steps
+    /// follow each other.
+    fn step_of_ends(&self, network: &NetworkModel, load: Load, bytes: f64) -> (f64, f64) {
         let (near, far) = self.ends(network, bytes);
         let (near_head, far_head) = self.heads(network, load.leaving.rack > 0);
         let ends = load.near * near + load.far * far;
@@ -137,27 +145,35 @@ impl Tally<'_> {
         let word = if bytes > network.early_bytes { head } else { 0.0 };
         let cores = if load.one_way { ends + head } else { ends.max(head) + ends };
         if !is_far {
-            return word + cores;
+            return (word + cores, 0.0);
         }
         let per_card = (load.leaving.host as f64 / network.cards as f64).ceil();
-        let card = per_card * (network.card_overhead + bytes * network.card_seconds_per_byte);
+        let message = network.card_overhead + bytes * network.card_seconds_per_byte;
         let rack = load.leaving.rack as f64 * bytes * network.rack_seconds_per_byte;
-        word + cores.max(head + card.max(rack) + self.model.between_hosts.overhead)
+        let (crowd, last) = ((per_card * message).max(rack), self.model.between_hosts.overhead);
+        let whole = cores.max(head + crowd + last);
+        // Who was served first is the first to come again, while others still wait.
+        let in_turn = cores.max(head + message + last).max(crowd);
+        (word + whole, if load.one_way { 0.0 } else { whole - in_turn })
     }
 
-    /// Seconds of a step in which every rank has `near` messages within its host each way, or a few ranks one way.
+    /// Adds a step in which every rank has `near` messages within its host each way, or a few ranks one way.
     pub(super) fn network_step(
-        &self,
+        &mut self,
         network: &NetworkModel,
         (near, one_way): (usize, bool),
         leaving: Leaving,
         bytes: f64,
-    ) -> f64 {
+    ) {
         let each = if one_way { leaving.host as f64 } else { leaving.host as f64 / self.hosts.most() as f64 };
         let far = if leaving.host > 0 { each.max(1.0) } else { 0.0 };
         // A rank whose only message leaves its host has none within it.
         let near = if near == 1 && far >= 1.0 { 0.0 } else { near as f64 };
-        self.step_of_ends(network, Load { near, far, leaving, one_way }, bytes)
+        let (seconds, spared) = self.step_of_ends(network, Load { near, far, leaving, one_way }, bytes);
+        // Where messages of a step crowd a card or a rack, ranks wait once, and are apart in the steps that follow.
+        let waited = spared.max(self.waited);
+        self.total.seconds += seconds - spared + (waited - self.waited);
+        self.waited = waited;
     }
 
     /// Seconds of `times` steps around a ring; `near` hops of it within hosts, the others between them, of which `across`
@@ -238,7 +254,7 @@ impl Tally<'_> {
             }
             let steady = kinds.iter().map(|&(near, far)| {
                 let load = Load { near: f64::from(near), far: f64::from(far), leaving, one_way: false };
-                self.step_of_ends(network, load, segment)
+                self.step_of_ends(network, load, segment).0
             });
             filling + (segments - 1.0) * (steady.fold(0.0, f64::max) + 2.0 * combining)
         };

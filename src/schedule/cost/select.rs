@@ -68,10 +68,6 @@ pub struct Choice {
     pub interchangeable: Vec<Algorithm>,
 }
 
-/// The most ranks for which direct algorithms are preferred to others whatever the formulas say: they reduce in rank
-/// order, round halves once, and have the fewest steps; and with so few ranks, n - 1 messages at once crowd no port.
-const MOST_DIRECT: usize = 8;
-
 /// The longest buffer for one-shot, in bytes, which needs scratch for n - 1 of it.
 const MOST_ONE_SHOT: usize = 1 << 20;
 
@@ -80,7 +76,7 @@ const MOST_ONE_SHOT: usize = 1 << 20;
 /// A forced algorithm that does not serve the collective is not an error, since it is usually meant for another
 /// collective of the same program; the reason says so.
 pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
-    select_among(selection, model, Among::Usual)
+    select_among(selection, model, Among::All)
 }
 
 /// Chooses by what the ranks agreed on: the table first, then the figures.
@@ -147,8 +143,6 @@ fn is_sensible(algorithm: Algorithm, selection: &Selection<'_>, hosts: &Hosts) -
 /// Which algorithms compete.
 #[derive(Clone, Copy)]
 enum Among {
-    /// Among few ranks the direct ones, else all.
-    Usual,
     /// Those that give the bits of this one.
     SameBits(Algorithm),
     All,
@@ -226,16 +220,14 @@ fn decide(
     if size == 1 {
         return choose(algorithms_for(collective)[0], "one rank has nothing to exchange".into());
     }
-    let few = size <= MOST_DIRECT && collective == Collective::Allreduce && matches!(among, Among::Usual);
     let partial = |algorithm| partials_travel(collective, algorithm, hosts, selection.deterministic);
     let allowed = |algorithm| match among {
         Among::SameBits(usual) => algorithm == usual || !partial(algorithm) && !partial(usual),
         _ => true,
     };
-    let direct = [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::Hierarchical];
-    let mut candidates = alternatives.iter().filter(|(algorithm, _)| {
-        allowed(*algorithm) && is_sensible(*algorithm, selection, hosts) && (!few || direct.contains(algorithm))
-    });
+    let mut candidates = alternatives
+        .iter()
+        .filter(|(algorithm, _)| allowed(*algorithm) && is_sensible(*algorithm, selection, hosts));
     let Some(&(algorithm, cost)) = candidates.next() else {
         return choose(fastest, "the only one that serves".into());
     };
@@ -244,7 +236,6 @@ fn decide(
     });
     let why = match beaten {
         None => "the only one that serves".into(),
-        Some(beaten) if few => format!("direct or by host, since ranks are few; {beaten}"),
         Some(beaten) => beaten,
     };
     choose(algorithm, why)

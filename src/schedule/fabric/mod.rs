@@ -126,7 +126,7 @@ impl Fabric {
             },
             reduce_seconds_per_byte: 1.0 / self.reduce_rate,
             copy_seconds_per_byte: 1.0 / self.copy_rate,
-            host: Some(HostModel { processors, turn: 0.0, switch: 0.0, idling: 0.0, one_way: 1.0, operation: 0.0 }),
+            host: Some(HostModel::sharing_nothing_but(processors)),
             network: Some(NetworkModel {
                 end_seconds_per_byte: 1.0 / self.network.rate,
                 cards: self.nics,
