@@ -97,7 +97,7 @@ pub struct Told {
     pub processors: usize,
     /// How many its host has for all its ranks.
     pub host_processors: usize,
-    /// Which machine its host is, or a part of: hosts of one machine share its processors.
+    /// Which machine its host is, or is a part of: hosts of one machine share its processors.
     pub machine: u64,
     /// Whether it may share memory with ranks of its host.
     pub shares_memory: bool,
@@ -163,10 +163,7 @@ pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTab
     }
     let shares_memory = told.iter().all(|one| one.shares_memory);
     let mut basis = Basis { choice: first.choice, table, tuning: first.tuning, ..Basis::usual(shares_memory) };
-    basis.builtin.host = Some(HostModel {
-        processors: processors(told, hosts),
-        ..if shares_memory { HostModel::SHARED_MEMORY } else { HostModel::SOCKETS }
-    });
+    basis.builtin.host = Some(HostModel::of(shares_memory, processors(told, hosts)));
     let known: Option<Vec<Figures>> = told.iter().map(|one| one.figures.filter(Figures::are_sound)).collect();
     let known = known.map(|known| known.into_iter().fold(Figures::default(), Figures::worse));
     Ok(match known.filter(|known| known.cover(hosts)) {
@@ -178,8 +175,7 @@ pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTab
 impl Basis {
     /// That of ranks which know nothing of each other but whether they may share memory.
     pub fn usual(shares_memory: bool) -> Self {
-        let in_host = if shares_memory { LinkModel::SHARED_MEMORY } else { LinkModel::LOOPBACK };
-        Self { builtin: CostModel { in_host, ..CostModel::default() }, shares_memory, ..Self::default() }
+        Self { builtin: CostModel::within(shares_memory), shares_memory, ..Self::default() }
     }
 
     /// The same with measured figures, which must be those of all ranks.
@@ -338,7 +334,11 @@ mod tests {
         let bound = Told { processors: 1, host_processors: 64, ..told() };
         assert_eq!(processors(&[bound; 4], &[0; 4]), 4.0);
         assert_eq!(processors(&[told(); 8], &[0; 8]), 2.0);
-        assert_eq!(processors(&[told(), told(), told(), bound], &[0, 0, 0, 1]), 2.0);
+        let elsewhere = Told { machine: 1, ..bound };
+        assert_eq!(processors(&[told(), told(), told(), elsewhere], &[0, 0, 0, 1]), 2.0);
+        // Two hosts of two ranks are one machine of two processors: a host has one of them.
+        assert_eq!(processors(&[told(); 4], &[0, 0, 1, 1]), 1.0);
+        assert_eq!(processors(&[told(); 4], &[0, 1, 2, 3]), 0.5);
         assert_eq!(processors(&[], &[]), 1.0);
     }
 

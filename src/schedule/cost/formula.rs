@@ -18,6 +18,10 @@ const MOST_COUNTED: usize = 1024;
 /// nearly so, and are long enough to make the fixed cost of a message small.
 const PIECE_BYTES: f64 = (1 << 20) as f64;
 
+/// Which part more the bytes of a host's link cost where several messages share it: streams do not share evenly, and a
+/// step ends with the slowest.
+const INCAST: f64 = 0.05;
+
 /// What an algorithm costs by formula.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
@@ -117,7 +121,8 @@ impl Tally<'_> {
         if leaving.host == 0 {
             return 0.0;
         }
-        let links = link.latency + far * link.occupied(bytes);
+        let crowded = if leaving.host > 1 { 1.0 + INCAST } else { 1.0 };
+        let links = link.latency + far * link.occupied(bytes * crowded);
         let Some(host) = self.model.host else { return links };
         let share = self.model.sharing(self.hosts.most());
         if share <= 1.0 {
@@ -126,8 +131,8 @@ impl Tally<'_> {
         // Where processors have too much to do, it is they who hold things up, and not the links.
         let message = host.far_switch + bytes * LinkModel::LOOPBACK.seconds_per_byte;
         let together = leaving.all as f64 / (host.processors * self.hosts.count() as f64);
-        let busiest = if leaving.all == leaving.host { far * host.one_way } else { far };
-        let processors = link.latency + host.far_turn * (share - 1.0) + busiest.max(together) * message;
+        let part = if leaving.all == leaving.host { host.one_way } else { 1.0 };
+        let processors = link.latency + host.far_turn * (share - 1.0) + (far * part).max(together) * message;
         links.max(processors)
     }
 

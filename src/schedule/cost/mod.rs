@@ -94,24 +94,29 @@ impl HostModel {
         idling: 0.0,
         one_way: 0.7,
         operation: 0.5e-6,
-        far_switch: 40e-6,
-        far_turn: 10e-6,
+        far_switch: 48e-6,
+        far_turn: 20e-6,
     };
 
     /// Ranks that move bytes through sockets, where they sleep sooner.
     pub const SOCKETS: HostModel = HostModel {
         processors: f64::INFINITY,
-        turn: 5e-6,
-        switch: 3.5e-6,
-        idling: 0.6,
-        one_way: 0.65,
-        operation: 0.5e-6,
-        far_switch: 40e-6,
-        far_turn: 10e-6,
+        turn: 4.8e-6,
+        switch: 2.1e-6,
+        idling: 0.18,
+        one_way: 0.87,
+        operation: 1.6e-6,
+        far_switch: 48e-6,
+        far_turn: 20e-6,
     };
 }
 
 impl HostModel {
+    /// Ranks of a host that has `processors` for them, over shared memory or over sockets.
+    pub const fn of(shares_memory: bool, processors: f64) -> Self {
+        Self { processors, ..if shares_memory { Self::SHARED_MEMORY } else { Self::SOCKETS } }
+    }
+
     /// Ranks to which it makes no difference that they share processors, but that these have only so much time.
     pub const fn sharing_nothing_but(processors: f64) -> Self {
         Self {
@@ -120,7 +125,7 @@ impl HostModel {
             switch: 0.0,
             idling: 0.0,
             one_way: 1.0,
-            operation: 0.0,
+                operation: 0.0,
             far_switch: 0.0,
             far_turn: 0.0,
         }
@@ -134,6 +139,17 @@ impl Default for HostModel {
 }
 
 impl CostModel {
+    /// Over shared memory within hosts, or over sockets. What comes through sockets is combined as it comes, while it is in
+    /// the cache.
+    pub fn within(shares_memory: bool) -> Self {
+        match shares_memory {
+            true => Self::default(),
+            false => {
+                Self { in_host: LinkModel::LOOPBACK, reduce_seconds_per_byte: 1.0 / 50e9, ..Self::default() }
+            }
+        }
+    }
+
     /// How many of `ranks` ranks of a host share a processor.
     fn sharing(&self, ranks: usize) -> f64 {
         self.host.map_or(1.0, |host| (ranks as f64 / host.processors.max(1e-3)).max(1.0))
@@ -149,8 +165,8 @@ impl LinkModel {
     /// Shared memory of one host: the figures of a small server, 5 GB/s for a message between two ranks.
     pub const SHARED_MEMORY: LinkModel = LinkModel { latency: 0.3e-6, overhead: 0.2e-6, seconds_per_byte: 1.0 / 5e9 };
 
-    /// TCP within one host.
-    pub const LOOPBACK: LinkModel = LinkModel { latency: 1.5e-6, overhead: 2.5e-6, seconds_per_byte: 1.0 / 2e9 };
+    /// TCP within one host, as measured between two cores.
+    pub const LOOPBACK: LinkModel = LinkModel { latency: 0.8e-6, overhead: 2.1e-6, seconds_per_byte: 1.0 / 4.7e9 };
 
     /// TCP over Ethernet of the given speed, switched.
     pub const fn ethernet(gigabits_per_second: f64) -> LinkModel {
