@@ -54,8 +54,7 @@ pub fn measure(what: &Beside) -> Result<Cell, LaunchError> {
     if what.deterministic {
         arguments.push("--deterministic".into());
     }
-    let hosts =
-        if what.namespaces.is_empty() { Vec::new() } else { namespaces::hosts(&what.namespaces, what.ranks)? };
+    let hosts = if what.namespaces.is_empty() { Vec::new() } else { namespaces::hosts(&what.namespaces, what.ranks)? };
     let address = namespaces::enter_first(&what.namespaces)?;
     let bind = bind_to_cores(what.ranks);
     let start = Start { ranks: what.ranks, arguments: Some(arguments), variables: Vec::new(), bind, hosts, address };

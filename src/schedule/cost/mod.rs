@@ -125,7 +125,7 @@ impl HostModel {
             switch: 0.0,
             idling: 0.0,
             one_way: 1.0,
-                operation: 0.0,
+            operation: 0.0,
             far_switch: 0.0,
             far_turn: 0.0,
         }
@@ -144,10 +144,13 @@ impl CostModel {
     pub fn within(shares_memory: bool) -> Self {
         match shares_memory {
             true => Self::default(),
-            false => {
-                Self { in_host: LinkModel::LOOPBACK, reduce_seconds_per_byte: 1.0 / 50e9, ..Self::default() }
-            }
+            false => Self { in_host: LinkModel::LOOPBACK, reduce_seconds_per_byte: 1.0 / 50e9, ..Self::default() },
         }
+    }
+
+    /// Whether `ranks` ranks of a host take turns on its processors.
+    pub fn shares_processors(&self, ranks: usize) -> bool {
+        self.sharing(ranks) > 1.0
     }
 
     /// How many of `ranks` ranks of a host share a processor.

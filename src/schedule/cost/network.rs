@@ -191,7 +191,8 @@ impl Tally<'_> {
         let combining = if reduces { bytes * self.model.reduce_seconds_per_byte } else { 0.0 };
         let hop = |end: f64, head: f64| end.max(head) + end + combining;
         let near_hop = hop(near_end, self.heads(network, false).0);
-        let (far_hop, across_hop) = (hop(far_end, self.heads(network, false).1), hop(far_end, self.heads(network, true).1));
+        let (far_hop, across_hop) =
+            (hop(far_end, self.heads(network, false).1), hop(far_end, self.heads(network, true).1));
         let hops = (near + far) as f64;
         let mean = (near as f64 * near_hop + (far - across) as f64 * far_hop + across as f64 * across_hop) / hops;
         // Who is at the border of a host receives from one kind of link and sends to the other.
@@ -201,7 +202,8 @@ impl Tally<'_> {
             _ => 2.0 * far_end,
         } + combining;
         let per_card = (streams as f64 / network.cards as f64).ceil();
-        let card = if far > 0 { per_card * (network.card_overhead + bytes * network.card_seconds_per_byte) } else { 0.0 };
+        let card =
+            if far > 0 { per_card * (network.card_overhead + bytes * network.card_seconds_per_byte) } else { 0.0 };
         let rack = if across > 0 { streams as f64 * bytes * network.rack_seconds_per_byte } else { 0.0 };
         let mut pace = mean.max(busiest).max(card).max(rack);
         if bytes > network.early_bytes {
@@ -260,7 +262,8 @@ impl Tally<'_> {
         };
         // Halves of powers of two are near enough to the best.
         let most = (bytes / 2.0 / 4096.0).clamp(1.0, 4096.0);
-        let candidates = (0..=24).map(|half| 2f64.powf(f64::from(half) / 2.0).round()).filter(|segments| *segments <= most);
+        let candidates =
+            (0..=24).map(|half| 2f64.powf(f64::from(half) / 2.0).round()).filter(|segments| *segments <= most);
         let best = candidates.map(|segments| (time(segments), segments)).min_by(|a, b| a.0.total_cmp(&b.0));
         let (seconds, segments) = best.unwrap_or((time(1.0), 1.0));
         (seconds, segments)

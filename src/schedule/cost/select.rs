@@ -225,9 +225,8 @@ fn decide(
         Among::SameBits(usual) => algorithm == usual || !partial(algorithm) && !partial(usual),
         _ => true,
     };
-    let mut candidates = alternatives
-        .iter()
-        .filter(|(algorithm, _)| allowed(*algorithm) && is_sensible(*algorithm, selection, hosts));
+    let mut candidates =
+        alternatives.iter().filter(|(algorithm, _)| allowed(*algorithm) && is_sensible(*algorithm, selection, hosts));
     let Some(&(algorithm, cost)) = candidates.next() else {
         return choose(fastest, "the only one that serves".into());
     };
@@ -253,6 +252,7 @@ pub(in crate::schedule) fn micros(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::cost::HostModel;
 
     fn selection(collective: Collective, elements: usize, size: usize) -> Selection<'static> {
         Selection::new(collective, elements, DataType::F32, size, &[])
@@ -263,13 +263,30 @@ mod tests {
     }
 
     #[test]
-    fn few_ranks_speak_directly() {
-        for size in 2..=8 {
+    fn few_ranks_speak_directly_unless_that_crowds_a_link_or_a_processor() {
+        for size in 2..=4 {
             assert_eq!(chosen(&selection(Collective::Allreduce, 1, size)), Algorithm::OneShot);
-            for elements in [1 << 20, 1 << 25] {
-                assert_eq!(chosen(&selection(Collective::Allreduce, elements, size)), Algorithm::TwoShot);
-            }
         }
+        // Four hosts: several streams into one port hold each other up.
+        let apart = Selection { hosts: &[0, 1, 2, 3], ..selection(Collective::Allreduce, 1 << 24, 4) };
+        assert_eq!(chosen(&apart), Algorithm::HalvingDoubling);
+        // Four ranks on two processors: each message costs a turn.
+        let crowded = CostModel { host: Some(HostModel::of(false, 2.0)), ..CostModel::within(false) };
+        let short = selection(Collective::Allreduce, 2, 4);
+        assert_eq!(select(&short, &crowded).algorithm, Algorithm::RecursiveDoubling);
+        let roomy = CostModel { host: Some(HostModel::of(false, 4.0)), ..CostModel::within(false) };
+        let seconds = |model: &CostModel| select(&short, model).alternatives[0].1.seconds;
+        assert!(seconds(&crowded) > 1.5 * seconds(&roomy));
+    }
+
+    #[test]
+    fn hosts_of_one_machine_wait_for_its_processors() {
+        let hosts = [0, 1, 2, 3];
+        let short = Selection { hosts: &hosts, ..selection(Collective::Allreduce, 2, 4) };
+        let with = |processors| CostModel { host: Some(HostModel::of(true, processors)), ..CostModel::default() };
+        assert_eq!(select(&short, &with(1.0)).algorithm, Algorithm::OneShot);
+        // Four hosts on two processors: a message costs both of its ends a turn.
+        assert_eq!(select(&short, &with(0.5)).algorithm, Algorithm::RecursiveDoubling);
     }
 
     #[test]
