@@ -14,6 +14,11 @@ use crate::{Communicator, Result, Settings, TransportKind};
 /// A world whose ranks are threads of this process, connected by the given transport, that take themselves to be on the
 /// given hosts.
 pub fn local_world(kind: TransportKind, hosts: &[usize]) -> Result<Vec<Communicator>> {
+    local_world_with(kind, hosts, true)
+}
+
+/// As [`local_world`], where `single_copy` says whether ranks read each other's memory where it is.
+pub fn local_world_with(kind: TransportKind, hosts: &[usize], single_copy: bool) -> Result<Vec<Communicator>> {
     let transport = match kind {
         TransportKind::Inproc => return thread_world_on(hosts),
         TransportKind::Shm => TransportPolicy::Shm,
@@ -33,7 +38,13 @@ pub fn local_world(kind: TransportKind, hosts: &[usize]) -> Result<Vec<Communica
     let start = |(rank, listeners)| {
         let config = ConnectorConfig::new(rank, view.generation, key.clone(), peers.clone());
         let basis = Arc::new(Basis::usual(kind == TransportKind::Shm));
-        member(listeners, ConnectorConfig { transport, ..config }, view.clone(), basis, Settings::default())
+        member(
+            listeners,
+            ConnectorConfig { transport, single_copy, ..config },
+            view.clone(),
+            basis,
+            Settings::default(),
+        )
     };
     listeners.into_iter().enumerate().map(start).collect()
 }

@@ -260,10 +260,13 @@ fn algorithms_change_while_it_runs() {
 #[test]
 fn the_limit_of_the_memory_is_measured() {
     // One thread, wherever this runs.
-    for line in &well(&["bench", "--limit", "-np", "1", "--bytes", "8,4099", "--json"]) {
-        let row = object(Some(line));
-        assert_eq!((&row["algorithm"], &row["wrong"], &row["ranks"]), (&"limit".into(), &0.into(), &1.into()), "{row}");
-        assert!(row["time_us_p50"].as_f64() > Some(0.0), "{row}");
+    for limit in ["--limit", "--limit=private"] {
+        for line in &well(&["bench", limit, "-np", "1", "--bytes", "8,4099", "--json"]) {
+            let row = object(Some(line));
+            let named = (&row["algorithm"], &row["wrong"], &row["ranks"]);
+            assert_eq!(named, (&"limit".into(), &0.into(), &1.into()), "{row}");
+            assert!(row["time_us_p50"].as_f64() > Some(0.0), "{row}");
+        }
     }
 }
 

@@ -42,7 +42,11 @@ def groups() -> list[Group]:
     shm, tcp = "Phalanx shm", "Phalanx tcp"
     mpis = ("Open MPI shm", "MPICH shm")
     found = [
-        Group("allreduce, 2 ranks, shm", Work("allreduce", 2, STEPS), (shm, "Phalanx registered", *mpis, "limit")),
+        Group(
+            "allreduce, 2 ranks, shm",
+            Work("allreduce", 2, STEPS),
+            (shm, "Phalanx registered", *mpis, "limit", "limit of private buffers"),
+        ),
         Group("allreduce, 4 ranks, shm", Work("allreduce", 4, STEPS), (shm, "Phalanx registered", *mpis)),
         Group("allreduce, 8 ranks, shm", Work("allreduce", 8, up_to(2 * MIB)), (shm, *mpis)),
         Group("allreduce, 4 ranks, tcp", Work("allreduce", 4, STEPS), (tcp, "Open MPI tcp", "Gloo")),

@@ -87,9 +87,9 @@ def phalanx(*options: str) -> Contender:
     return measure
 
 
-def limit(work: Work) -> Figures:
-    """What memory shared by threads allows: see `phalanx bench --limit`."""
-    return figures_of(bench("--limit", "-np", str(work.ranks), *named_sizes(work)))
+def limit(work: Work, buffers: str = "shared") -> Figures:
+    """What memory allows to threads: see `phalanx bench --limit`."""
+    return figures_of(bench(f"--limit={buffers}", "-np", str(work.ranks), *named_sizes(work)))
 
 
 def parse_times(output: str) -> Figures:
@@ -150,6 +150,7 @@ def find(torch_python: str | None) -> tuple[dict[str, Contender], list[str]]:
         "Phalanx registered": phalanx("--transport", "shm", "--registered"),
         "Phalanx tcp": phalanx("--transport", "tcp"),
         "limit": limit,
+        "limit of private buffers": lambda work: limit(work, "private"),
     }
     absent = []
     mpis = {

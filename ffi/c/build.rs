@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// The files with something for the header, in the order in which it is to be read.
-const SOURCES: [&str; 7] = ["status", "codes", "communicator", "call", "blocking", "started", "handle"];
+const SOURCES: [&str; 8] = ["status", "codes", "communicator", "memory", "call", "blocking", "started", "handle"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?);

@@ -51,6 +51,8 @@ pub struct Settings {
     pub start_timeout: Duration,
     /// The transport that is forced.
     pub transport: Option<TransportKind>,
+    /// Whether ranks of one host read each other's memory where it is.
+    pub single_copy: bool,
     /// The algorithm that is forced.
     pub algorithm: Option<Algorithm>,
     /// A file with rules for which algorithm is used where.
@@ -89,6 +91,7 @@ impl Default for Settings {
             // Hosts that are told to start at the same time do so within seconds; a missing one should be told soon.
             start_timeout: Duration::from_secs(60),
             transport: None,
+            single_copy: true,
             algorithm: None,
             algorithm_table: None,
             choice: ChoiceMode::default(),
@@ -119,6 +122,7 @@ pub fn settings(variables: &Variables) -> Result<Settings> {
         timeout: read.with(variables::TIMEOUT, duration)?.unwrap_or(default.timeout),
         start_timeout: read.with(variables::START_TIMEOUT, duration)?.unwrap_or(default.start_timeout),
         transport: read.with(variables::TRANSPORT, transport)?,
+        single_copy: read.with(variables::SINGLE_COPY, switch)?.unwrap_or(default.single_copy),
         algorithm: read.with(variables::ALGORITHM, |text| text.parse())?,
         algorithm_table: read.with(variables::ALGORITHM_TABLE, |text| Ok(PathBuf::from(text)))?,
         choice: read.with(variables::CHOICE, |text| text.parse())?.unwrap_or(default.choice),

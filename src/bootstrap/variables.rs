@@ -74,6 +74,8 @@ declare! {
         default "60", example "2m";
     TRANSPORT = "PHALANX_TRANSPORT", "Forces one transport for all peers: shm or tcp. An error where it cannot be used.",
         default "shm within a host, tcp between hosts", example "tcp";
+    SINGLE_COPY = "PHALANX_SINGLE_COPY", "Whether ranks of one host read each other's memory where it is (process_vm_readv), where the kernel allows it: 1 or 0.",
+        default "1", example "0";
     ALGORITHM = "PHALANX_ALGORITHM", "Forces one algorithm where the collective has it.",
         default "chosen by size and ranks", example "ring";
     ALGORITHM_TABLE = "PHALANX_ALGORITHM_TABLE", "A file with rules for which algorithm is used where, the same for all ranks. PHALANX_ALGORITHM goes before it.",

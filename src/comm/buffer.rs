@@ -9,7 +9,7 @@ use std::slice;
 
 use super::communicator::Communicator;
 use crate::transport::heap::Lease;
-use crate::types::{Element, Error, Result};
+use crate::types::{DataType, Element, Error, Result};
 
 /// Elements of their own, as in a `Vec` whose length is fixed, that the other ranks of this host can read where they are:
 /// see [`Communicator::alloc`]. At least on the start of a cache line.
@@ -49,24 +49,40 @@ impl Communicator {
     ///
     /// [`Error::Environment`] when there is not so much memory.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T>> {
+        let (start, memory) = self.take(T::DATA_TYPE, count)?;
+        Ok(Buffer { start: start.cast(), count, memory, elements: PhantomData })
+    }
+
+    /// The bytes of `count` elements of a type that is known only when the program runs; [`alloc`](Self::alloc) has the
+    /// rest.
+    ///
+    /// # Errors
+    ///
+    /// As for `alloc`.
+    pub fn alloc_bytes(&self, dtype: DataType, count: usize) -> Result<Buffer<u8>> {
+        let (start, memory) = self.take(dtype, count)?;
+        Ok(Buffer { start, count: count * dtype.size(), memory, elements: PhantomData })
+    }
+
+    /// Zeroed memory for `count` elements, whose bytes can be counted then.
+    fn take(&self, dtype: DataType, count: usize) -> Result<(NonNull<u8>, Memory)> {
         let lacks = |error: io::Error| {
-            let what = format_args!("no memory for a buffer of {count} elements of {}: {error}", T::DATA_TYPE);
+            let what = format_args!("no memory for a buffer of {count} elements of {dtype}: {error}");
             Error::environment(what, "ask for less, or raise the memory limit of the machine or container")
         };
         let too_large = || lacks(io::ErrorKind::OutOfMemory.into());
-        let layout = std::alloc::Layout::array::<T>(count.max(1)).and_then(|layout| layout.align_to(64));
-        let layout = layout.map_err(|_| too_large())?;
+        let bytes = count.checked_mul(dtype.size()).ok_or_else(too_large)?;
+        let layout = std::alloc::Layout::from_size_align(bytes.max(1), 64).map_err(|_| too_large())?;
         let board = if self.inner.world.is_connected { self.inner.world.engine.board() } else { None };
         if let Some(heap) = board.as_ref().and_then(|board| board.heap()) {
             let lease = heap.take(layout.size()).map_err(lacks)?;
-            let start = NonNull::new(lease.start().cast()).ok_or_else(too_large)?;
-            return Ok(Buffer { start, count, memory: Memory::Shared(lease), elements: PhantomData });
+            let start = NonNull::new(lease.start()).ok_or_else(too_large)?;
+            return Ok((start, Memory::Shared(lease)));
         }
         tracing::debug!(count, "a buffer in ordinary memory: this process has none that others can read");
         // SAFETY: the layout is of one byte at least.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
-        let start = NonNull::new(start.cast()).ok_or_else(too_large)?;
-        Ok(Buffer { start, count, memory: Memory::Own(layout), elements: PhantomData })
+        Ok((NonNull::new(start).ok_or_else(too_large)?, Memory::Own(layout)))
     }
 }
 
@@ -74,6 +90,11 @@ impl<T> Buffer<T> {
     /// Whether other ranks of this host can read it where it is.
     pub fn is_shared(&self) -> bool {
         matches!(self.memory, Memory::Shared(_))
+    }
+
+    /// The first element, for foreign code. Whoever goes through it keeps the rules of `&` and `&mut` himself.
+    pub fn as_raw(&self) -> *mut T {
+        self.start.as_ptr()
     }
 }
 

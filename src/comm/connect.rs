@@ -22,9 +22,9 @@ pub(super) fn engine_config(local_ranks: usize) -> EngineConfig {
     EngineConfig::new(local_ranks, sys::process::usable_processors())
 }
 
-/// What the engine sleeps on.
-pub(super) fn sleeper() -> Result<Arc<Sleeper>> {
-    Sleeper::new().map(Arc::new).map_err(|error| {
+/// What the engine sleeps on. `single_copy` says whether others may read this process's memory.
+pub(super) fn sleeper(single_copy: bool) -> Result<Arc<Sleeper>> {
+    Sleeper::new().map(|sleeper| Arc::new(sleeper.with_single_copy(single_copy))).map_err(|error| {
         Error::environment(
             format_args!("cannot make what the engine sleeps on: {error}"),
             "raise the limits on open files, file size and memory (ulimit -n, -f, -v)",
@@ -41,7 +41,7 @@ pub(crate) fn member(
     settings: Settings,
 ) -> Result<Communicator> {
     let (rank, size) = (connector.rank, view.size());
-    let sleeper = sleeper()?;
+    let sleeper = sleeper(connector.single_copy)?;
     let slot = Arc::new(OnceLock::new());
     let dial = Box::new(Dialler(Arc::downgrade(&slot)));
     let (_, local_size) = view.local(rank);
@@ -87,7 +87,7 @@ impl Config {
         };
         if size == 1 {
             let view = View { generation: Generation::FIRST, hosts: vec![0] };
-            let engine = Engine::new(0, 1, Box::new(Nobody), sleeper()?, engine_config(1))?;
+            let engine = Engine::new(0, 1, Box::new(Nobody), sleeper(false)?, engine_config(1))?;
             let world = Arc::new(World::new(engine, None));
             return Communicator::new(world, CommunicatorId::WORLD, [0].into(), 0, view, Arc::default(), settings);
         }
@@ -113,7 +113,7 @@ impl Config {
         let config = ConnectorConfig::new(rank, roster.generation, roster.key.clone(), peers);
         let sockets = self.settings.sockets.and_then(|sockets| u8::try_from(sockets).ok());
         let sockets_per_peer = sockets.unwrap_or(config.sockets_per_peer);
-        let config = ConnectorConfig { transport, sockets_per_peer, ..config };
+        let config = ConnectorConfig { transport, sockets_per_peer, single_copy: self.settings.single_copy, ..config };
         let is_measured = basis.choice != ChoiceMode::Builtin && basis.measured.is_none();
         let communicator = member(listeners, config, roster.view, basis, settings)?;
         // Among two ranks the links make no difference, and boards are not links.

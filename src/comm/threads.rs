@@ -33,7 +33,7 @@ pub(crate) fn thread_world_on(hosts: &[usize]) -> Result<Vec<Communicator>> {
     let mut worlds = Vec::new();
     let mut sides = Vec::new();
     for rank in 0..size {
-        let sleeper = sleeper()?;
+        let sleeper = sleeper(false)?;
         let dial = Box::new(Switchboard { rank, dials: dials.clone() });
         let engine = Engine::new(rank, size, dial, sleeper.clone(), engine_config(size))?;
         sides.push((engine.connection_handler(), sleeper));

@@ -46,7 +46,7 @@ impl Views {
         on_lost: Box<dyn Fn(Lost) + Send>,
     ) -> Result<Self> {
         let own = connector.rank;
-        let sleeper = sleeper()?;
+        let sleeper = sleeper(connector.single_copy)?;
         let slot = Arc::new(OnceLock::new());
         let dial = Box::new(Dialler(Arc::downgrade(&slot)));
         // Peers may connect as soon as the connector listens.

@@ -364,7 +364,12 @@ impl Driver {
         let config = ConnectorConfig::new(slot, generation, key, peers);
         let sockets = self.settings.sockets.and_then(|sockets| u8::try_from(sockets).ok());
         let sockets_per_peer = sockets.unwrap_or(config.sockets_per_peer);
-        let config = ConnectorConfig { transport: self.policy, sockets_per_peer, ..config };
+        let config = ConnectorConfig {
+            transport: self.policy,
+            sockets_per_peer,
+            single_copy: self.settings.single_copy,
+            ..config
+        };
         let settings = CommSettings {
             timeout: self.settings.timeout,
             algorithm: self.settings.algorithm,

@@ -31,6 +31,11 @@ pub trait Sleep: Send + Sync {
     fn board(&self) -> Option<Arc<Board>> {
         None
     }
+
+    /// Whether all that can end a sleep comes through memory.
+    fn sleeps_on_memory(&self) -> bool {
+        false
+    }
 }
 
 impl Sleep for crate::transport::sleep::Sleeper {
@@ -44,6 +49,10 @@ impl Sleep for crate::transport::sleep::Sleeper {
 
     fn board(&self) -> Option<Arc<Board>> {
         self.board().ok().cloned()
+    }
+
+    fn sleeps_on_memory(&self) -> bool {
+        self.sleeps_on_memory()
     }
 }
 
@@ -480,6 +489,8 @@ impl Shared {
         state.led = true;
         let mut polls = 0u32;
         let mut idle_since: Option<Instant> = None;
+        // Since the last sleep.
+        let mut has_moved = false;
         loop {
             let moved = state.core.progress();
             self.after_change(&mut state);
@@ -489,6 +500,7 @@ impl Shared {
             if moved {
                 polls = 0;
                 idle_since = None;
+                has_moved = true;
                 state = self.let_in(state, false);
                 continue;
             }
@@ -513,9 +525,11 @@ impl Shared {
             if limit.is_some_and(|limit| limit.has_passed(now)) {
                 break;
             }
-            // The progress thread does not spin: it would take a core from the threads that compute.
             let EngineConfig { spin, yields } = state.config();
-            let spin = if matches!(until, Until::Idle) { Duration::ZERO } else { spin };
+            // The progress thread takes its core from threads that compute. It spins only where the next piece is sure to
+            // come sooner than a wake-up: from in-host peers that have cores of their own, as long as pieces come.
+            let may_spin = || has_moved && !yields && self.sleeper.sleeps_on_memory();
+            let spin = if !matches!(until, Until::Idle) || may_spin() { spin } else { Duration::ZERO };
             if now.duration_since(*idle_since.get_or_insert(now)) < spin {
                 state = self.let_in(state, yields);
                 continue;
@@ -530,6 +544,7 @@ impl Shared {
             self.sleeper.sleep(sleep);
             state = self.lock();
             polls = 0;
+            has_moved = false;
         }
         state.led = false;
         state

@@ -6,7 +6,8 @@
 //!
 //! **Who moves things.** Whoever waits: one waiting thread at a time is the *leader* and drives all endpoints; the
 //! others sleep until their operation is complete or the leader leaves. When operations are pending and nobody waits,
-//! the thread `phalanx-progress` leads. The leader spins for a bounded time, then sleeps until a peer does something.
+//! the thread `phalanx-progress` leads. The leader spins for a bounded time, then sleeps until a peer does something; the
+//! thread spins only between the pieces that in-host peers send.
 //!
 //! **How an operation ends early.** A mismatch, a deadline, a lost peer: the rank that notices gives the operation up,
 //! and tells every peer it is connected to; each of them does the same, once. So all ranks of the communicator end the

@@ -52,6 +52,38 @@ pub fn set_affinity(processors: &[usize]) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
+/// Copies from the memory of another process, each range to the one of the same place and length. Returns how many bytes
+/// that were: fewer than asked for when a page is not there.
+///
+/// # Safety
+///
+/// Every target can be written, and nobody else looks at it.
+pub unsafe fn read_memory<const N: usize>(
+    process: i32,
+    from: [(u64, usize); N],
+    to: [(*mut u8, usize); N],
+) -> io::Result<usize> {
+    let from = from.map(|(start, bytes)| libc::iovec { iov_base: start as *mut _, iov_len: bytes });
+    let to = to.map(|(start, bytes)| libc::iovec { iov_base: start.cast(), iov_len: bytes });
+    let count = N as libc::c_ulong;
+    // SAFETY: the lists have `N` entries; the kernel writes to the targets only, as the caller allows, and checks what it
+    // reads.
+    let read = unsafe { libc::process_vm_readv(process, to.as_ptr(), count, from.as_ptr(), count, 0) };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+/// Where the kernel's Yama policy lets a process's memory be read only by those that started it (`ptrace_scope` 1), lets
+/// this one's be read by all that its parent has started, too: the other ranks that a launcher runs.
+pub fn allow_reading_by_siblings() {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    if scope.is_ok_and(|scope| scope.trim() == "1") {
+        let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+        // SAFETY: this call takes a number and touches no memory.
+        let allowed = unsafe { libc::prctl(libc::PR_SET_PTRACER, parent as libc::c_ulong, 0, 0, 0) };
+        tracing::debug!(parent, allowed = allowed == 0, "memory may be read by the parent's other processes");
+    }
+}
+
 /// How many processors' worth of time the control group of this process is allowed; `None` without a limit.
 ///
 /// A container's `--cpus=2` shows here and not in the affinity. The tightest limit on the way to the root holds.

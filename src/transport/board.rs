@@ -10,7 +10,7 @@
 //!   number of the first line that its owner takes back;
 //! - two *lines* in turn, each with the number of a call, the call itself, and its payload, which for the smallest
 //!   messages lies in the very cache line that says it is there;
-//! - three *counters* of the chunks of long messages, and the memory that those go through.
+//! - three *counters* of the blocks of long messages, and the memory that those go through.
 //!
 //! What is in it, and who may write it when, is `executor::in_host`'s business.
 //!
@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::atomic::{Counter, Word};
 use super::doorbell::Doorbell;
+use super::foreign::Witness;
 use super::heap::{HUGE_PAGE, Heap};
 use crate::sys::{self, Mapping, Segment};
 use crate::types::Signature;
@@ -43,14 +44,15 @@ pub(crate) const PAYLOAD_BYTES: usize = 16 << 10;
 /// Bytes of payload that fit beside the call into the cache line that says that both are there.
 const INLINE_BYTES: usize = 64 - HEAD_BYTES;
 
-/// How many chunks of long messages are on their way at once.
-pub(crate) const CHUNKS: usize = 4;
+/// How many blocks of long messages are on their way at once. A chunk of a message is some of them.
+pub(crate) const BLOCKS: usize = 32;
 
-/// Bytes of a chunk's contributions.
-pub(crate) const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes of a block's contributions. All blocks together stay in a processor's own cache, and are so many that what is
+/// written again was read a while ago: in half as many bytes, writing takes half as long again.
+pub(crate) const BLOCK_BYTES: usize = 8 << 10;
 
-/// Bytes of a chunk's results.
-pub(crate) const RESULT_BYTES: usize = CHUNK_BYTES / 2 + LINE;
+/// Bytes of a block's results.
+pub(crate) const RESULT_BYTES: usize = BLOCK_BYTES / 2 + LINE;
 
 const HEAD_BYTES: usize = 8 + Signature::BYTES;
 const SLOT_BYTES: usize = LINE + PAYLOAD_BYTES;
@@ -60,10 +62,10 @@ const GIVEN_UP: usize = 16;
 const COUNTERS: usize = LINE;
 const SLOTS: usize = 4096;
 const STAGES: usize = (SLOTS + 2 * SLOT_BYTES).next_multiple_of(4096);
-const RESULTS: usize = STAGES + CHUNKS * CHUNK_BYTES;
-const PART_BYTES: usize = (RESULTS + CHUNKS * RESULT_BYTES).next_multiple_of(4096);
+const RESULTS: usize = STAGES + BLOCKS * BLOCK_BYTES;
+const PART_BYTES: usize = (RESULTS + BLOCKS * RESULT_BYTES).next_multiple_of(4096);
 
-/// The three counters of a part: how many chunks it has ...
+/// The three counters of a part: how many blocks it has ...
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
     /// ... put up for the others.
@@ -89,6 +91,7 @@ pub struct Board {
     segment: Arc<Segment>,
     memory: Arc<Mapping>,
     heap: Option<Arc<Heap>>,
+    witness: Option<Witness>,
     state: Mutex<State>,
 }
 
@@ -109,13 +112,20 @@ struct Place {
 }
 
 impl Board {
-    pub(crate) fn create() -> io::Result<Self> {
+    /// `single_copy` says whether peers may read other memory of this process, too.
+    pub(crate) fn create(single_copy: bool) -> io::Result<Self> {
         let (start, spare) = (heap_start(), sys::memory_bytes());
         let (segment, memory, spare) = Segment::create_for_one_writer("phalanx-board", board_bytes(), start, spare)?;
         memory.prefer_huge_pages();
         let segment = Arc::new(segment);
         let heap = spare.map(|spare| Arc::new(Heap::new(segment.clone(), spare, start)));
-        Ok(Self { segment, memory: Arc::new(memory), heap, state: Mutex::default() })
+        let witness = if single_copy { Some(Witness::new()?) } else { None };
+        Ok(Self { segment, memory: Arc::new(memory), heap, witness, state: Mutex::default() })
+    }
+
+    /// By what peers know this process's memory. `None` where they are not to read it.
+    pub(crate) fn witness(&self) -> Option<&Witness> {
+        self.witness.as_ref()
     }
 
     /// Memory that the peers can read too. `None` where the limits do not allow so many addresses.
@@ -285,14 +295,14 @@ impl Part {
         has_reached(self.line(number as usize), number) && self.given_up() > number
     }
 
-    /// Says how many chunks this member has counted.
-    pub(crate) fn count_to(&self, count: Count, chunks: u64) {
-        publish(self.count(count), chunks);
+    /// Says how many blocks this member has counted.
+    pub(crate) fn count_to(&self, count: Count, blocks: u64) {
+        publish(self.count(count), blocks);
     }
 
-    /// Whether the member has counted so many chunks.
-    pub(crate) fn has_counted(&self, count: Count, chunks: u64) -> bool {
-        has_reached(self.count(count), chunks)
+    /// Whether the member has counted so many blocks.
+    pub(crate) fn has_counted(&self, count: Count, blocks: u64) -> bool {
+        has_reached(self.count(count), blocks)
     }
 
     /// The number of the call in one of the two lines.
@@ -313,7 +323,7 @@ impl Part {
         self.at(SLOTS + (slot & 1) * SLOT_BYTES + offset)
     }
 
-    /// One of the counters of chunks.
+    /// One of the counters of blocks.
     fn count(&self, count: Count) -> &AtomicU64 {
         self.word(COUNTERS + 8 * count as usize)
     }
@@ -334,14 +344,14 @@ impl Part {
         self.telling(slot).map(|word| word.load(Ordering::Relaxed))
     }
 
-    /// Where the contributions of a chunk lie: [`CHUNK_BYTES`].
-    pub(crate) fn stage(&self, chunk: u64) -> *mut u8 {
-        self.at(STAGES + (chunk as usize % CHUNKS) * CHUNK_BYTES)
+    /// Where the contributions of a block lie: [`BLOCK_BYTES`].
+    pub(crate) fn stage(&self, block: u64) -> *mut u8 {
+        self.at(STAGES + (block as usize % BLOCKS) * BLOCK_BYTES)
     }
 
-    /// Where the results of a chunk lie: [`RESULT_BYTES`].
-    pub(crate) fn result(&self, chunk: u64) -> *mut u8 {
-        self.at(RESULTS + (chunk as usize % CHUNKS) * RESULT_BYTES)
+    /// Where the results of a block lie: [`RESULT_BYTES`].
+    pub(crate) fn result(&self, block: u64) -> *mut u8 {
+        self.at(RESULTS + (block as usize % BLOCKS) * RESULT_BYTES)
     }
 
     /// Takes a line and all after it back: who has not seen them yet is not to.
@@ -397,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_part_is_taken_again_when_all_who_may_read_it_have_left() {
-        let boards = [Board::create().unwrap(), Board::create().unwrap()];
+        let boards = [Board::create(false).unwrap(), Board::create(false).unwrap()];
         let [ours, theirs] = &boards;
         let neighbour = seen(theirs);
         for _ in 0..PARTS {
@@ -419,7 +429,7 @@ mod tests {
 
     #[test]
     fn who_reads_on_notices_that_a_part_is_another_s() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let (index, own) = board.take().unwrap();
         let part = seen(&board).part(index as u64, own.epoch()).unwrap();
         own.show_line(1);
@@ -433,7 +443,7 @@ mod tests {
 
     #[test]
     fn a_line_that_was_taken_back_is_not_shown() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let (_, part) = board.take().unwrap();
         (1..=3).for_each(|number| part.show_line(number));
         part.give_up(3);
@@ -443,7 +453,7 @@ mod tests {
 
     #[test]
     fn parts_that_cannot_be_are_none() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let neighbour = seen(&board);
         assert!(neighbour.part(PARTS as u64, 1).is_none() && neighbour.part(u64::MAX, 1).is_none());
         let (doorbell, _segment) = Doorbell::create().unwrap();
@@ -452,7 +462,7 @@ mod tests {
 
     #[test]
     fn a_place_that_is_not_in_the_heap_is_none() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let Some(heap) = board.heap() else {
             return eprintln!("not tested: this process may not have so many addresses (ulimit -v, -f)");
         };
@@ -472,7 +482,7 @@ mod tests {
 
     #[test]
     fn a_peer_cannot_map_a_board_for_writing() {
-        let board = Board::create().unwrap();
+        let board = Board::create(false).unwrap();
         let descriptor = board.descriptor().try_clone_to_owned().unwrap();
         let segment = Segment::from_peer_at_least(descriptor, board_bytes()).unwrap();
         assert!(Mapping::new(&segment, 0, board_bytes()).is_err());

@@ -37,6 +37,7 @@ pub(crate) mod conformance;
 pub mod connect;
 mod contract;
 mod doorbell;
+pub(crate) mod foreign;
 pub mod hashing;
 pub mod heap;
 pub mod inproc;

@@ -43,6 +43,8 @@ pub struct Sleeper {
     segment: Segment,
     /// What in-host peers read, made when the first of them connects.
     board: OnceLock<Arc<Board>>,
+    /// Whether they may read this process's other memory, too.
+    single_copy: bool,
     epoll: Epoll,
     /// How many watched descriptors carry data: if any, the word alone is not enough.
     carriers: AtomicUsize,
@@ -73,6 +75,7 @@ impl Sleeper {
             doorbell,
             segment,
             board: OnceLock::new(),
+            single_copy: false,
             epoll,
             carriers: AtomicUsize::new(0),
             closings: AtomicUsize::new(0),
@@ -80,8 +83,18 @@ impl Sleeper {
         })
     }
 
+    /// Lets in-host peers read this process's memory where it is, if the machine allows it.
+    pub fn with_single_copy(self, allowed: bool) -> Self {
+        Self { single_copy: allowed, ..self }
+    }
+
     fn alarm(&self) -> Alarm {
-        if self.carriers.load(Ordering::Acquire) == 0 { Alarm::Word } else { Alarm::Event }
+        if self.sleeps_on_memory() { Alarm::Word } else { Alarm::Event }
+    }
+
+    /// Whether only in-host peers are there.
+    pub fn sleeps_on_memory(&self) -> bool {
+        self.carriers.load(Ordering::Acquire) == 0
     }
 
     /// From now on the arrival of bytes at `fd`, and its closing, end the sleep. Told at each arrival, not as long as
@@ -141,7 +154,7 @@ impl Sleeper {
         if let Some(board) = self.board.get() {
             return Ok(board);
         }
-        let made = Arc::new(Board::create()?);
+        let made = Arc::new(Board::create(self.single_copy)?);
         Ok(self.board.get_or_init(|| made))
     }
 

@@ -45,6 +45,26 @@ fn calls_of_all_kinds_follow_each_other() {
     });
 }
 
+/// Calls whose chunks are of one block of the stage, of some, and of as many as there can be, so that they begin everywhere.
+#[test]
+fn chunks_of_all_sizes_follow_each_other() {
+    for size in [2, 3] {
+        on_world(TransportKind::Shm, size, |comm| {
+            for round in 0..200_usize {
+                let length = [6_000, 40_000, 20_000, 9_001, 130_001][round % 5];
+                let value = |index: usize| (index * 1_000 + round) as u64;
+                let mut data: Vec<u64> =
+                    (0..length).map(|index| if comm.rank() == 0 { value(index) } else { 0 }).collect();
+                comm.broadcast(&mut data, 0).expect("a broadcast");
+                assert!((0..).zip(&data).all(|(index, found)| *found == value(index)), "round {round}, {size} ranks");
+                comm.allreduce(&mut data, ReduceOp::Sum).expect("an allreduce");
+                let all = |index: usize| size as u64 * value(index);
+                assert!((0..).zip(&data).all(|(index, found)| *found == all(index)), "round {round}, {size} ranks");
+            }
+        });
+    }
+}
+
 /// What is in flight at once is kept apart, whichever ends first.
 #[test]
 fn short_calls_beside_long_ones() {

@@ -10,4 +10,5 @@ mod matrix;
 mod mismatches;
 mod order;
 mod registered;
+mod single_copy;
 mod support;

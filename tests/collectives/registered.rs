@@ -188,3 +188,28 @@ fn buffers_come_and_go() {
         });
     }
 }
+
+/// Bytes for a type that is known only at run time; and a buffer is memory as any other when its world is gone.
+#[test]
+fn a_buffer_outlives_its_world() {
+    const LENGTH: usize = 30_001;
+    for kind in TRANSPORTS {
+        let buffers = on_world(kind, 2, |comm| {
+            for dtype in DataType::ALL {
+                let bytes = comm.alloc_bytes(dtype, LENGTH).expect("memory");
+                assert_eq!(bytes.len(), LENGTH * dtype.size());
+                assert!(bytes.iter().all(|byte| *byte == 0), "memory that was used before is not zero");
+            }
+            let error = comm.alloc_bytes(DataType::F64, usize::MAX / 4).expect_err("more than can be counted");
+            assert!(error.to_string().contains("elements of f64"), "{error}");
+            let mut buffer = filled(&comm, LENGTH, |index| index as u64);
+            comm.allreduce(&mut buffer, ReduceOp::Sum).expect("an allreduce");
+            buffer
+        });
+        for mut buffer in buffers {
+            expect(&buffer, |index| 2 * index as u64, "a buffer without its world");
+            buffer.fill(7);
+            assert!(buffer.iter().all(|element| *element == 7));
+        }
+    }
+}

@@ -17,7 +17,11 @@ pub fn on_world<R: Send>(kind: TransportKind, size: usize, body: impl Fn(Communi
 
 /// As [`on_world`], with ranks that believe they are on the given hosts.
 pub fn on_hosts<R: Send>(kind: TransportKind, hosts: &[usize], body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
-    let world = testing::local_world(kind, hosts).expect("a world of threads");
+    on_ranks(testing::local_world(kind, hosts).expect("a world of threads"), body)
+}
+
+/// As [`on_world`], in a world that is there already.
+pub fn on_ranks<R: Send>(world: Vec<Communicator>, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let ranks: Vec<_> = world
             .into_iter()
@@ -46,7 +50,7 @@ pub fn on_hosts<R: Send>(kind: TransportKind, hosts: &[usize], body: impl Fn(Com
         };
         let results = closing.into_iter().map(end).collect();
         // Three seconds are the limit after which a rank leaves although it could not say everything.
-        assert!(since.elapsed() < Duration::from_secs(2), "{kind}: closing took {:?}", since.elapsed());
+        assert!(since.elapsed() < Duration::from_secs(2), "closing took {:?}", since.elapsed());
         results
     })
 }

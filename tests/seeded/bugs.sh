@@ -375,8 +375,8 @@ caught_by --lib transport::board::tests::who_reads_on_notices_that_a_part_is_ano
 
 bug lets-go-too-soon 'a call ends while others still read this rank memory'
 change src/executor/in_host/direct.rs \
-    'reads && !peer.part.has_counted(Count::Done, self.base + self.cut.chunks)' \
-    'reads && !peer.part.has_counted(Count::Done, self.base.min(1))'
+    'reads && !peer.part.has_counted(Count::Done, self.block(self.cut.chunks))' \
+    'reads && !peer.part.has_counted(Count::Done, self.block(0).min(1))'
 caught_by '--test collectives' registered::what_others_still_read_stays
 
 bug believes-what-was-given-up 'what was read of a rank that has given the call up counts'
@@ -384,6 +384,30 @@ change src/executor/in_host/direct.rs \
     '!self.peers.iter().all(|peer| peer.part.shows_line(run.line))' \
     '!self.peers.iter().all(|peer| peer.part.shows_line(0))'
 caught_by --lib executor::in_host::direct::tests::what_was_read_of_a_call_given_up_is_no_result
+
+bug reads-another-process 'memory of whatever process has the number now counts as that of a rank'
+change src/transport/foreign.rs \
+    'if word == self.word {' \
+    'if word == self.word || true {'
+caught_by --lib transport::foreign::tests::another_process_under_the_same_number_is_found_out
+
+bug offers-what-cannot-be-read 'memory that no peer can read is offered to them'
+change src/executor/in_host/direct.rs \
+    'let readable = reads(start) && reads(start.wrapping_add(bytes - 1));' \
+    'let _ = reads(start); let readable = true;'
+caught_by --lib executor::in_host::direct::tests::memory_that_cannot_be_read_goes_through_the_stage
+
+bug straddles-the-stage 'a chunk begins at the last block of the stage and goes on in what lies behind it'
+change src/executor/in_host/run.rs \
+    'self.base = blocks.next_multiple_of(self.cut.blocks);' \
+    'self.base = blocks;'
+caught_by '--test collectives' boards::chunks_of_all_sizes_follow_each_other
+
+bug gives-out-what-is-in-use 'memory for a buffer is given out a second time'
+change src/transport/heap.rs \
+    'let (rest, end) = (first + bytes, start + length);' \
+    'let (rest, end) = (first + bytes / 2, start + length);'
+caught_by --lib transport::heap::tests::ranges_are_taken_and_given_back
 
 bug believes-offsets 'a place in a heap that a peer tells is not checked'
 change src/transport/board.rs \

@@ -5,7 +5,7 @@
 //! `cargo build --release -p phalanx-c` makes `libphalanx_c.so` and `libphalanx_c.a`.
 //!
 //! `status` keeps errors and panics on this side; `codes` numbers types, operations, collectives, algorithms;
-//! `communicator`, `call` and `handle` hold what C sees as opaque or plain structs; `blocking` and `started` are the
+//! `communicator`, `memory`, `call` and `handle` hold what C sees as opaque or plain structs; `blocking` and `started` are the
 //! collectives, once each.
 
 // What callers must keep is said once for all functions, at the top of the header.
@@ -18,6 +18,7 @@ mod call;
 mod codes;
 mod communicator;
 mod handle;
+mod memory;
 mod message;
 mod started;
 mod status;
@@ -29,6 +30,7 @@ pub use call::*;
 pub use codes::*;
 pub use communicator::*;
 pub use handle::*;
+pub use memory::*;
 pub use started::*;
 pub use status::*;
 

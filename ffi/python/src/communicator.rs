@@ -106,6 +106,12 @@ impl Communicator {
         Self { inner: ManuallyDrop::new(inner), birth, life: Life::View }
     }
 
+    /// Zeroed memory that the other ranks of this host can read, and the process that it belongs to.
+    pub fn alloc(&self, py: Python<'_>, dtype: DataType, count: usize) -> PyResult<(comm::Buffer<u8>, Birth)> {
+        self.birth.check()?;
+        Ok((py.detach(|| self.inner.alloc_bytes(dtype, count))?, self.birth))
+    }
+
     fn with(&self, inner: comm::Communicator) -> Self {
         Self { inner: ManuallyDrop::new(inner), birth: self.birth, life: self.life }
     }

@@ -1,7 +1,7 @@
 //! Memory of objects that speak DLPack, the exchange format of array libraries.
 //!
 //! The layouts are those of DLPack 1.x. A capsule is held unconsumed: its own destructor gives the tensor back, so
-//! that nothing here has to call foreign deleters.
+//! that nothing here has to call foreign deleters. What goes out is in `allocation`.
 
 use std::ffi::{CStr, c_void};
 
@@ -14,56 +14,57 @@ use pyo3::types::{IntoPyDict, PyCapsule};
 use crate::buffer::KNOWN;
 
 #[repr(C)]
-struct Device {
-    kind: i32,
-    id: i32,
+pub struct Device {
+    pub kind: i32,
+    pub id: i32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ElementType {
+    pub code: u8,
+    pub bits: u8,
+    pub lanes: u16,
 }
 
 #[repr(C)]
-struct ElementType {
-    code: u8,
-    bits: u8,
-    lanes: u16,
+pub struct Tensor {
+    pub data: *mut c_void,
+    pub device: Device,
+    pub dimensions: i32,
+    pub element: ElementType,
+    pub shape: *const i64,
+    pub strides: *const i64,
+    pub byte_offset: u64,
 }
 
 #[repr(C)]
-struct Tensor {
-    data: *mut c_void,
-    device: Device,
-    dimensions: i32,
-    element: ElementType,
-    shape: *const i64,
-    strides: *const i64,
-    byte_offset: u64,
+pub struct Managed {
+    pub tensor: Tensor,
+    pub context: *mut c_void,
+    pub deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
 #[repr(C)]
-struct Managed {
-    tensor: Tensor,
-    context: *mut c_void,
-    deleter: *const c_void,
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
 }
 
 #[repr(C)]
-struct Version {
-    major: u32,
-    minor: u32,
+pub struct ManagedVersioned {
+    pub version: Version,
+    pub context: *mut c_void,
+    pub deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    pub flags: u64,
+    pub tensor: Tensor,
 }
 
-#[repr(C)]
-struct ManagedVersioned {
-    version: Version,
-    context: *mut c_void,
-    deleter: *const c_void,
-    flags: u64,
-    tensor: Tensor,
-}
-
-const CPU: i32 = 1;
+pub const CPU: i32 = 1;
 const CUDA_PINNED_HOST: i32 = 3;
 const READ_ONLY: u64 = 1;
-const VERSIONED: &CStr = c"dltensor_versioned";
-const UNVERSIONED: &CStr = c"dltensor";
+pub const VERSIONED: &CStr = c"dltensor_versioned";
+pub const UNVERSIONED: &CStr = c"dltensor";
 
 /// What a capsule says about its memory.
 pub struct View {
@@ -146,30 +147,40 @@ fn is_contiguous(shape: &[usize], strides: &[i64]) -> bool {
     })
 }
 
+/// The codes and bits of element types.
+const ELEMENTS: [(u8, u8, DataType); 12] = [
+    (SIGNED, 8, DataType::I8),
+    (SIGNED, 16, DataType::I16),
+    (SIGNED, 32, DataType::I32),
+    (SIGNED, 64, DataType::I64),
+    (UNSIGNED, 8, DataType::U8),
+    (UNSIGNED, 32, DataType::U32),
+    (UNSIGNED, 64, DataType::U64),
+    (FLOAT, 16, DataType::F16),
+    (FLOAT, 32, DataType::F32),
+    (FLOAT, 64, DataType::F64),
+    (BFLOAT, 16, DataType::BF16),
+    (BOOL, 8, DataType::Bool),
+];
+const SIGNED: u8 = 0;
+const UNSIGNED: u8 = 1;
+const FLOAT: u8 = 2;
+const BFLOAT: u8 = 4;
+const BOOL: u8 = 6;
+
 fn element_type(element: &ElementType) -> PyResult<DataType> {
-    const SIGNED: u8 = 0;
-    const UNSIGNED: u8 = 1;
-    const FLOAT: u8 = 2;
-    const BFLOAT: u8 = 4;
-    const BOOL: u8 = 6;
-    let dtype = match (element.code, element.bits, element.lanes) {
-        (SIGNED, 8, 1) => DataType::I8,
-        (SIGNED, 16, 1) => DataType::I16,
-        (SIGNED, 32, 1) => DataType::I32,
-        (SIGNED, 64, 1) => DataType::I64,
-        (UNSIGNED, 8, 1) => DataType::U8,
-        (UNSIGNED, 32, 1) => DataType::U32,
-        (UNSIGNED, 64, 1) => DataType::U64,
-        (FLOAT, 16, 1) => DataType::F16,
-        (FLOAT, 32, 1) => DataType::F32,
-        (FLOAT, 64, 1) => DataType::F64,
-        (BFLOAT, 16, 1) => DataType::BF16,
-        (BOOL, 8, 1) => DataType::Bool,
-        (code, bits, lanes) => {
-            return Err(PyTypeError::new_err(format!(
-                "elements of DLPack type code {code}, {bits} bits, {lanes} lanes are not supported; {KNOWN} expected"
-            )));
-        }
-    };
-    Ok(dtype)
+    let ElementType { code, bits, lanes } = *element;
+    let known = ELEMENTS.iter().find(|known| lanes == 1 && (known.0, known.1) == (code, bits));
+    known.map(|known| known.2).ok_or_else(|| {
+        PyTypeError::new_err(format!(
+            "elements of DLPack type code {code}, {bits} bits, {lanes} lanes are not supported; {KNOWN} expected"
+        ))
+    })
+}
+
+/// What DLPack calls an element type.
+pub fn element_of(dtype: DataType) -> ElementType {
+    // Every type is in the table.
+    let (code, bits, _) = ELEMENTS.into_iter().find(|known| known.2 == dtype).unwrap_or(ELEMENTS[0]);
+    ElementType { code, bits, lanes: 1 }
 }

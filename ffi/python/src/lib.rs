@@ -1,9 +1,10 @@
 //! The extension module `phalanx._native`: what the Python package `phalanx` is built on.
 //!
-//! Python code gives elements as a `Memory`, makes calls on a `Communicator`
-//! and waits for a `Handle`. The interpreter is released in every wait. There is no state here: the
+//! Python code gives elements as a `Memory`, or has them in a `Buffer` that other ranks can read, makes calls on a
+//! `Communicator` and waits for a `Handle`. The interpreter is released in every wait. There is no state here: the
 //! world that `phalanx.init()` makes is held by the package.
 
+mod allocation;
 mod buffer;
 mod communicator;
 mod dlpack;
@@ -84,6 +85,8 @@ fn epoch_order<'py>(py: Python<'py>, length: u32, seed: Option<u64>, epoch: u64)
 /// The compiled part of Phalanx.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::allocation::Buffer;
     #[pymodule_export]
     use super::communicator::Communicator;
     #[pymodule_export]

@@ -5,6 +5,7 @@ use phalanx::types::DataType;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use crate::allocation;
 use crate::buffer::Buffer;
 use crate::dlpack;
 
@@ -85,6 +86,10 @@ impl Memory {
     /// The memory of an object with the buffer protocol or DLPack. Nothing is copied.
     #[staticmethod]
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(buffer) = object.cast::<allocation::Buffer>() {
+            let (buffer, owner) = (buffer.get(), Owner::Object(object.clone().unbind()));
+            return Self::new(buffer.pointer(), vec![buffer.element_count()], buffer.data_type(), true, owner);
+        }
         let from_buffer = Buffer::of(object).and_then(|buffer| {
             let Some(buffer) = buffer else { return Ok(None) };
             let (shape, dtype) = (buffer.shape()?, buffer.dtype()?);

@@ -29,6 +29,11 @@ pub fn ranks(object: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     object.try_iter()?.map(|object| rank(&object?)).collect()
 }
 
+/// A number of elements.
+pub fn count(object: &Bound<'_, PyAny>) -> PyResult<usize> {
+    from_zero("a count of", "at least 0, and no more than memory can have,", object)
+}
+
 /// The tag of a message.
 pub fn tag(object: &Bound<'_, PyAny>) -> PyResult<u32> {
     from_zero("tag", "0 to 4294967295", object)

@@ -3,7 +3,10 @@
 //! Threads that share all buffers do what no allreduce can do without, and nothing else. Up to [`IN_LINE_BYTES`] they
 //! exchange one cache line each, with the numbers in it. Above, each waits for the others' inputs, adds up its share of
 //! them, stores it in every output, and waits until the others did. No staging, no matching, no calls; the inputs are
-//! not written again in between. A collective over private buffers cannot be faster, and need not be able to be as fast.
+//! not written again in between. A collective over private buffers cannot be faster, and need not be able to be as fast:
+//! [`Buffers::Private`] is the limit of those, whose bytes go through a stage (`stage`).
+
+mod stage;
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,11 +60,22 @@ fn cores() -> Vec<Vec<usize>> {
     binding::cores(binding::topology(&process::affinity().unwrap_or_default()))
 }
 
+/// What buffers the limit is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Buffers {
+    /// That all threads read and write where they are.
+    Shared,
+    /// That are each thread's own: bytes go through a stage.
+    Private,
+}
+
 /// The limit for one size.
-pub fn measure(ranks: usize, bytes: usize) -> Row {
+pub fn measure(ranks: usize, bytes: usize, buffers: Buffers) -> Row {
     let count = (bytes / size_of::<f32>()).max(1);
     let (times, wrong) = if count * size_of::<f32>() <= IN_LINE_BYTES {
         on_threads((0..ranks).map(|rank| InLine::new(rank, ranks, count)).collect())
+    } else if buffers == Buffers::Private {
+        stage::staged(ranks, count)
     } else {
         let [usual, streaming] = [false, true].map(|streaming| shared(ranks, count, streaming));
         let wrong = usual.1 + streaming.1;
@@ -81,7 +95,7 @@ pub fn measure(ranks: usize, bytes: usize) -> Row {
         root: -1,
         ranks,
         hosts: 1,
-        transport: "memory".into(),
+        transport: if buffers == Buffers::Private { "stage" } else { "memory" }.into(),
         algorithm: "limit".into(),
         in_place: false,
         iterations: times.len(),
@@ -251,9 +265,13 @@ impl Aligned {
         Self { memory: vec![-1.0; count + LINE_ELEMENTS], count }
     }
 
-    fn elements(&mut self) -> &mut [f32] {
+    fn start(&self) -> usize {
         // Where there is no telling, it is not aligned, which is slower and no less right.
-        let start = self.memory.as_ptr().align_offset(64).min(LINE_ELEMENTS);
+        self.memory.as_ptr().align_offset(64).min(LINE_ELEMENTS)
+    }
+
+    fn elements(&mut self) -> &mut [f32] {
+        let start = self.start();
         &mut self.memory[start..start + self.count]
     }
 }
@@ -358,10 +376,12 @@ mod tests {
     #[test]
     fn sums_are_right_in_lines_and_in_shares() {
         let ranks = cores().len().min(3);
-        for bytes in [4, 8, 52, 56, 60, 4096, 100_004] {
-            let row = measure(ranks, bytes);
-            assert_eq!((row.wrong, row.ranks, row.bytes), (0, ranks, bytes));
-            assert!(row.time_us_min > 0.0 && row.time_us_min <= row.time_us_p50, "{row:?}");
+        for buffers in [Buffers::Shared, Buffers::Private] {
+            for bytes in [4, 8, 52, 56, 60, 4096, 100_004, 1_200_004] {
+                let row = measure(ranks, bytes, buffers);
+                assert_eq!((row.wrong, row.ranks, row.bytes), (0, ranks, bytes), "{buffers:?}");
+                assert!(row.time_us_min > 0.0 && row.time_us_min <= row.time_us_p50, "{row:?}");
+            }
         }
     }
 

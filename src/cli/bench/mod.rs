@@ -104,10 +104,12 @@ pub struct Bench {
     /// Bind each rank to a core of its own; where there are more ranks than cores, none is bound
     #[arg(long, value_name = "WHAT", default_value = "core")]
     bind_to: BindTo,
-    /// Measure what the memory allows instead: threads that share all buffers, f32, sum
-    #[arg(long, conflicts_with_all = ["hosts", "threads", "transport", "algorithm", "dtype", "op", "in_place",
+    /// Measure what the memory allows instead, to threads, f32, sum: with buffers that all share, or with private ones,
+    /// whose bytes go through a stage
+    #[arg(long, value_name = "BUFFERS", num_args = 0..=1, default_missing_value = "shared", require_equals = true,
+          conflicts_with_all = ["hosts", "threads", "transport", "algorithm", "dtype", "op", "in_place",
         "registered", "deterministic", "iters", "warmup", "root", "bind_to", "sweep"])]
-    limit: bool,
+    limit: Option<limit::Buffers>,
     /// Measure every algorithm in alternation beside the model's prediction, of these collectives [default: all], and say
     /// what the choice loses against the fastest
     #[arg(long, value_name = "COLLECTIVES", num_args = 0..=1, value_delimiter = ',', default_missing_value = "all",
@@ -223,8 +225,8 @@ fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
     let job = arguments.job();
     arguments.check_algorithm()?;
     let ranks = arguments.ranks.unwrap_or(DEFAULT_RANKS);
-    if arguments.limit {
-        return Ok(as_limit(arguments, &job, ranks)?);
+    if let Some(buffers) = arguments.limit {
+        return Ok(as_limit(arguments, buffers, &job, ranks)?);
     }
     if arguments.threads {
         job.check(ranks)?;
@@ -244,7 +246,7 @@ fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
 }
 
 /// No ranks: what they could not be faster than.
-fn as_limit(arguments: &Bench, job: &Job, ranks: usize) -> Result<ExitCode> {
+fn as_limit(arguments: &Bench, buffers: limit::Buffers, job: &Job, ranks: usize) -> Result<ExitCode> {
     if job.collective != Collective::Allreduce {
         return Err(Error::invalid(format!("--limit is that of allreduce, {} given", job.collective)));
     }
@@ -253,7 +255,7 @@ fn as_limit(arguments: &Bench, job: &Job, ranks: usize) -> Result<ExitCode> {
     let mut wrong = 0;
     for (done, &bytes) in job.sizes.iter().enumerate() {
         renderer.show(&Message::Size { bytes, done, of: job.sizes.len() });
-        let row = limit::measure(ranks, bytes);
+        let row = limit::measure(ranks, bytes, buffers);
         wrong += row.wrong;
         renderer.show(&Message::Row(Box::new(row)));
     }

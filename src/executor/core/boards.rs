@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::{Core, Early, Peer};
 use crate::executor::channel::InHostWay;
 use crate::executor::completion::Completion;
-use crate::executor::in_host::{Ended, Layout, Memory, Run, SetUp, Trouble, words};
+use crate::executor::in_host::{Ended, InHost, Layout, Memory, Run, SetUp, Trouble, words};
 use crate::executor::operation::{Operation, Work};
 use crate::types::{CommunicatorId, DataType, Error, Finish, ReduceOp, Reduction, Signature, Tag};
 
@@ -110,6 +110,7 @@ impl Core {
         let InHostWay::SettingUp(set_up) = std::mem::replace(&mut channel.in_host, InHostWay::Never) else { return };
         // Where a call was given up meanwhile, the others forgo the boards too, as soon as they hear of it.
         let (in_host, held) = set_up.finish(cause.is_none() && !channel.has_given_up());
+        let single_copy = in_host.as_ref().is_some_and(InHost::has_single_copy);
         if let Some(in_host) = in_host {
             let index = self.in_hosts.iter().position(Option::is_none).unwrap_or_else(|| {
                 self.in_hosts.push(None);
@@ -118,7 +119,8 @@ impl Core {
             self.in_hosts[index] = Some(Box::new(in_host));
             channel.in_host = InHostWay::Over(index);
         }
-        tracing::debug!(over_boards = matches!(channel.in_host, InHostWay::Over(_)), "a communicator on one host");
+        let over_boards = matches!(channel.in_host, InHostWay::Over(_));
+        tracing::debug!(over_boards, single_copy, "a communicator on one host");
         for slot in held {
             let Some(operation) = &mut self.slots[slot].operation else { continue };
             operation.held = false;
@@ -214,10 +216,15 @@ impl Core {
                     // Should that have been given up before, this call has been waiting for nothing.
                     self.fail(slot, cause, true);
                 }
-                Err(Trouble::Broken(from)) => {
+                Err(trouble @ (Trouble::Broken(from) | Trouble::Unreadable(from))) => {
                     let Some(operation) = &self.slots[slot].operation else { continue };
                     let Some(channel) = self.channels.get(&operation.tag.communicator) else { continue };
-                    let detail = "it left the communicator's shared memory in the middle of a call";
+                    let detail = match trouble {
+                        Trouble::Unreadable(_) => {
+                            "its memory cannot be read any more; PHALANX_SINGLE_COPY=0 does without"
+                        }
+                        _ => "it left the communicator's shared memory in the middle of a call",
+                    };
                     let failure = channel.failure(from, &operation.signature, detail);
                     self.fail(slot, failure, true);
                 }

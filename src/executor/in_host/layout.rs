@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::transport::board::{CHUNK_BYTES, PAYLOAD_BYTES, RESULT_BYTES};
+use crate::transport::board::{BLOCK_BYTES, PAYLOAD_BYTES, RESULT_BYTES};
 use crate::types::Collective;
 
 /// How many elements a call moves.
@@ -41,6 +41,9 @@ pub struct Layout {
 /// and little enough to stay in the cache next to the processor, one for each of the other ranks.
 pub(super) const DIRECT_BYTES: usize = 128 << 10;
 
+/// From how many bytes on, which one rank has for another, the kernel copies them.
+const SINGLE_COPY_BYTES: usize = 64 << 10;
+
 /// A run of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
@@ -65,6 +68,8 @@ impl Layout {
     pub(super) fn fate(&self) -> Fate {
         match self.collective {
             Collective::Allreduce => Fate::AllreduceByParts,
+            // The root reads as much either way, and the other writes it once.
+            Collective::Reduce if self.size == 2 => Fate::Combined,
             Collective::Reduce => Fate::ReduceByParts,
             Collective::ReduceScatter => Fate::Combined,
             _ => Fate::Copied,
@@ -108,6 +113,11 @@ impl Layout {
             Collective::Barrier => false,
             _ => true,
         }
+    }
+
+    /// Whether only this rank takes what the ranks show.
+    fn takes_all(&self) -> bool {
+        matches!(self.collective, Collective::Reduce | Collective::Gather) && self.rank == self.root
     }
 
     /// What this rank shows, in the memory that it reads from: see [`reads_output`](Self::reads_output).
@@ -161,6 +171,18 @@ impl Layout {
         !(self.in_place && self.collective == Collective::Alltoall)
     }
 
+    /// Whether the kernel's copies of the others' memory are faster than the stage: where each byte is copied for one rank
+    /// only, by all ranks at once, and in pieces that are worth the calls. Not what is combined, which would have to be
+    /// copied somewhere first: the rank that has it in its cache is faster to put it up.
+    pub(super) fn gains_by_single_copy(&self) -> bool {
+        let for_one = match self.collective {
+            Collective::Alltoall | Collective::Scatter => true,
+            Collective::Allgather => self.size == 2,
+            _ => false,
+        };
+        for_one && self.longest() >= SINGLE_COPY_BYTES * if self.scatters() { self.size } else { 1 }
+    }
+
     /// Whether `reader` reads this rank's memory in a long call.
     pub(super) fn is_read_by(&self, reader: usize) -> bool {
         let by_parts = matches!(self.fate(), Fate::AllreduceByParts | Fate::ReduceByParts);
@@ -199,6 +221,14 @@ impl Layout {
         count * self.width
     }
 
+    /// How many blocks of the stage a chunk takes: a power of 2. Where one rank writes what others only read, they begin
+    /// when the first chunk is there, so that some sixteen are best; where all do both, fewer looks at each other are.
+    fn blocks_of_a_chunk(&self) -> usize {
+        let one_way = self.collective == Collective::Broadcast || self.fate() == Fate::Combined && !self.scatters();
+        let most = 8;
+        if one_way { (self.longest() / 16 / BLOCK_BYTES).clamp(1, most).next_power_of_two().min(most) } else { most }
+    }
+
     /// Whether it all goes into a line.
     pub(super) fn is_short(&self) -> bool {
         // All read all, which more ranks put off longer.
@@ -215,15 +245,18 @@ pub(super) struct Cut {
     pub part: usize,
     /// The number of chunks.
     pub chunks: u64,
+    /// How many blocks of the stage each takes.
+    pub blocks: u64,
 }
 
 impl Cut {
     /// Of what is not cut.
-    pub(super) const NONE: Self = Self { elements: 0, part: 0, chunks: 0 };
+    pub(super) const NONE: Self = Self { elements: 0, part: 0, chunks: 0, blocks: 1 };
 
     /// Of what goes through the stage.
     pub(super) fn new(layout: &Layout) -> Self {
-        Self::with(layout, CHUNK_BYTES, RESULT_BYTES)
+        let blocks = layout.blocks_of_a_chunk();
+        Self { blocks: blocks as u64, ..Self::with(layout, blocks * BLOCK_BYTES, blocks * RESULT_BYTES) }
     }
 
     /// Of what is read where it is. The results of a reduce go over the boards all the same.
@@ -248,7 +281,7 @@ impl Cut {
         } else {
             (room, room, longest_block())
         };
-        Self { elements, part, chunks: longest.div_ceil(elements) as u64 }
+        Self { elements, part, chunks: longest.div_ceil(elements) as u64, blocks: 1 }
     }
 
     /// The elements of a chunk in a run of `count`.
@@ -273,7 +306,7 @@ impl Cut {
     pub(super) fn shown(&self, layout: &Layout, chunk: u64, to: usize) -> Option<(Run, usize)> {
         match layout.fate() {
             Fate::AllreduceByParts | Fate::ReduceByParts => (to != layout.rank).then(|| self.share(layout, chunk, to)),
-            _ if !layout.shows(layout.rank) => None,
+            _ if !layout.shows(layout.rank) || layout.takes_all() => None,
             _ if layout.scatters() => {
                 let range = self.range(chunk, layout.count(to));
                 let run = layout.run(layout.start(to) + range.start, range.len());
@@ -384,7 +417,7 @@ mod tests {
         for ranks in calls().into_iter().filter(|ranks| !ranks[0].is_short()) {
             let cut = Cut::new(&ranks[0]);
             assert!(
-                cut.part * ranks[0].width <= RESULT_BYTES
+                cut.part * ranks[0].width <= RESULT_BYTES * cut.blocks as usize
                     || !matches!(ranks[0].fate(), Fate::AllreduceByParts | Fate::ReduceByParts)
             );
             for (to, from) in ranks.iter().flat_map(|to| ranks.iter().map(move |from| (to, from))) {
@@ -398,9 +431,9 @@ mod tests {
                     } else {
                         continue;
                     };
-                    assert!(offset + taken <= CHUNK_BYTES, "{to:?}");
+                    assert!(offset + taken <= BLOCK_BYTES * cut.blocks as usize, "{to:?}");
                     if to.rank != from.rank {
-                        let all = to.fate() == Fate::Copied && !to.scatters();
+                        let all = matches!(to.fate(), Fate::Copied | Fate::Combined) && !to.scatters();
                         let (shown, at) = cut.shown(from, chunk, if all { 0 } else { to.rank }).unwrap();
                         assert_eq!((shown.bytes, at), (taken, offset), "chunk {chunk} of {from:?} for {to:?}");
                     }

@@ -52,9 +52,11 @@ use smallvec::SmallVec;
 use super::core::Slot;
 use super::operation::Operation;
 use crate::sys::points::{Point, reach};
-use crate::transport::board::{Board, CHUNKS, Count, Neighbour, Part, fence_before_waking};
+use crate::transport::board::{BLOCKS, Board, Count, Neighbour, Part, fence_before_waking};
+use crate::transport::foreign::Foreign;
 use crate::types::{Signature, Tag};
 
+use direct::Offered;
 use run::Mode;
 
 pub use layout::{Extent, Layout};
@@ -72,6 +74,8 @@ pub(super) enum Trouble {
     Differed(usize, Signature, (Tag, Signature)),
     /// A rank wrote what no sound one writes, or has given its part away.
     Broken(usize),
+    /// A rank's memory cannot be read.
+    Unreadable(usize),
 }
 
 /// A member's part, as this rank sees it.
@@ -79,6 +83,8 @@ struct Peer {
     rank: usize,
     part: Part,
     neighbour: Neighbour,
+    /// Its process's memory, if that can be read.
+    memory: Option<Foreign>,
     /// The last line that was seen here, and the last that was found to be of the same call.
     seen: u64,
     compared: u64,
@@ -97,8 +103,8 @@ pub(super) struct InHost {
     /// The last line that was written here, and its call. The first is 1.
     line: u64,
     last: Option<(Tag, Signature)>,
-    /// The chunks of all long calls so far.
-    chunks: u64,
+    /// The blocks of all long calls so far.
+    blocks: u64,
     /// Operations, by their slots in the engine, whose line is not written yet.
     waiting: VecDeque<usize>,
     /// The short one under way.
@@ -111,13 +117,23 @@ pub(super) struct InHost {
     closing: bool,
     /// Whether all have mapped each other's heaps.
     maps_heaps: bool,
+    /// This process's memory, if all can read each other's.
+    offered: Option<Offered>,
 }
 
 /// Operations that have ended, by slot.
 pub(super) type Ended = SmallVec<[(usize, Result<(), Trouble>); 4]>;
 
 impl InHost {
-    fn new(board: Arc<Board>, index: usize, own: Part, peers: SmallVec<[Peer; MOST_RANKS]>, maps_heaps: bool) -> Self {
+    fn new(
+        board: Arc<Board>,
+        index: usize,
+        own: Part,
+        peers: SmallVec<[Peer; MOST_RANKS]>,
+        maps_heaps: bool,
+        reads_memory: bool,
+    ) -> Self {
+        let offered = board.witness().filter(|_| reads_memory).and_then(Foreign::own).map(Offered::new);
         Self {
             board,
             index,
@@ -125,14 +141,20 @@ impl InHost {
             peers,
             line: 0,
             last: None,
-            chunks: 0,
+            blocks: 0,
             waiting: VecDeque::new(),
             short: None,
             long: VecDeque::new(),
             news: false,
             closing: false,
             maps_heaps,
+            offered,
         }
+    }
+
+    /// Whether all ranks can have the kernel copy from each other's memory.
+    pub fn has_single_copy(&self) -> bool {
+        self.offered.is_some()
     }
 
     /// Takes an operation on, after those before it.
@@ -315,11 +337,8 @@ impl InHost {
         self.own.show_line(line);
         self.line = line;
         run.line = line;
-        if !run.is_short {
-            run.base = self.chunks;
-            if matches!(run.mode, Mode::Staged) {
-                self.chunks += run.cut.chunks;
-            }
+        if !run.is_short && matches!(run.mode, Mode::Staged) {
+            self.blocks = run.begin_at(self.blocks);
         }
         self.news = true;
         reach(Point::Half);
@@ -352,7 +371,10 @@ impl InHost {
         }
         if matches!(run.mode, Mode::Undecided) {
             match self.decide(run) {
-                Ok(mode) => self.chunks += run.go(mode),
+                Ok(mode) => {
+                    run.go(mode);
+                    self.blocks = run.begin_at(self.blocks);
+                }
                 Err(trouble) => return Some(Err(trouble)),
             }
         }
@@ -390,27 +412,27 @@ impl InHost {
             let chunks = run.cut.chunks;
             // Two chunks ahead of what is combined keep the others busy; what is further ahead falls out of the cache.
             let ahead = run.staged - run.combined;
-            if run.staged < chunks && ahead < 2 && self.has_room(run.base + run.staged) {
-                run.stage(&memory, self.own.stage(run.base + run.staged));
+            if run.staged < chunks && ahead < 2 && self.has_room(run, run.staged) {
+                run.stage(&memory, self.own.stage(run.block(run.staged)));
                 run.staged += 1;
-                self.publish(Count::Staged, run.base + run.staged);
+                self.publish(Count::Staged, run.block(run.staged));
                 step = true;
             }
             if met && run.combined < run.staged && self.all_have(run, Count::Staged, run.combined) {
-                let chunk = run.base + run.combined;
-                let stage = |rank: usize| self.peer(rank).map(|peer| peer.part.stage(chunk).cast_const());
-                run.combine(&memory, self.own.result(chunk), stage);
+                let block = run.block(run.combined);
+                let stage = |rank: usize| self.peer(rank).map(|peer| peer.part.stage(block).cast_const());
+                run.combine(&memory, self.own.result(block), stage);
                 run.combined += 1;
                 if run.has_results() {
-                    self.publish(Count::Combined, run.base + run.combined);
+                    self.publish(Count::Combined, run.block(run.combined));
                 }
                 step = true;
             }
             if run.done < run.combined && (!run.collects() || self.all_have(run, Count::Combined, run.done)) {
-                let chunk = run.base + run.done;
-                run.collect(&memory, |rank| self.peer(rank).map(|peer| peer.part.result(chunk).cast_const()));
+                let block = run.block(run.done);
+                run.collect(&memory, |rank| self.peer(rank).map(|peer| peer.part.result(block).cast_const()));
                 run.done += 1;
-                self.publish(Count::Done, run.base + run.done);
+                self.publish(Count::Done, run.block(run.done));
                 step = true;
             }
             if !step {
@@ -425,15 +447,15 @@ impl InHost {
         (moved, None)
     }
 
-    /// Whether all are done with what lay where a chunk goes.
-    fn has_room(&self, chunk: u64) -> bool {
-        let wanted = (chunk + 1).saturating_sub(CHUNKS as u64);
+    /// Whether all are done with what lay where a chunk of the call goes.
+    fn has_room(&self, run: &Run, chunk: u64) -> bool {
+        let wanted = run.block(chunk + 1).saturating_sub(BLOCKS as u64);
         self.peers.iter().all(|peer| peer.part.has_counted(Count::Done, wanted))
     }
 
     /// Whether all that this rank needs have counted beyond a chunk of the call.
     fn all_have(&self, run: &Run, count: Count, chunk: u64) -> bool {
-        let wanted = run.base + chunk + 1;
+        let wanted = run.block(chunk + 1);
         self.peers.iter().filter(|peer| run.needs(peer.rank)).all(|peer| peer.part.has_counted(count, wanted))
     }
 
@@ -455,15 +477,15 @@ impl InHost {
         if run.is_short || !run.met {
             return needed && !peer.shows_line(run.line);
         }
-        let behind = |count, chunks: u64| !peer.part.has_counted(count, run.base + chunks);
+        let behind = |count, chunks: u64| !peer.part.has_counted(count, run.block(chunks));
         if matches!(run.mode, Mode::Direct(_)) {
             let ahead = run.collects() && run.done < run.combined && behind(Count::Combined, run.done + 1);
             return (needed && ahead) || (run.done == run.cut.chunks && run.is_still_read_by(peer));
         }
-        let room = (run.staged + 1).saturating_sub(CHUNKS as u64);
+        let room = run.block(run.staged + 1).saturating_sub(BLOCKS as u64);
         (needed && run.combined < run.staged && behind(Count::Staged, run.combined + 1))
             || (needed && run.collects() && run.done < run.combined && behind(Count::Combined, run.done + 1))
-            || (run.staged < run.cut.chunks && behind(Count::Done, room))
+            || (run.staged < run.cut.chunks && !peer.part.has_counted(Count::Done, room))
     }
 }
 

@@ -39,8 +39,8 @@ pub(in crate::executor) struct Run {
     pub(super) line: u64,
     /// Whether the others were seen to be in the same call.
     pub(super) met: bool,
-    /// The first of its chunks, counted over all calls.
-    pub(super) base: u64,
+    /// The first of its blocks, counted over all calls.
+    base: u64,
     /// How many of its chunks are put up, combined, and done with.
     pub(super) staged: u64,
     pub(super) combined: u64,
@@ -77,6 +77,18 @@ impl Run {
             combined: 0,
             done: 0,
         }
+    }
+
+    /// Takes the next blocks after so many. Returns how many there are then.
+    pub(super) fn begin_at(&mut self, blocks: u64) -> u64 {
+        // No chunk goes beyond the last block of the stage, to the first.
+        self.base = blocks.next_multiple_of(self.cut.blocks);
+        self.block(self.cut.chunks)
+    }
+
+    /// The first block of a chunk; and how many there are before it.
+    pub(super) fn block(&self, chunk: u64) -> u64 {
+        self.base + chunk * self.cut.blocks
     }
 
     pub(super) fn layout(&self) -> &Layout {

@@ -10,17 +10,23 @@ use crate::executor::operation::Work;
 use crate::schedule::{self, PlanRequest, Shape};
 use crate::sys::process;
 use crate::transport::board::{Board, Neighbour, Part};
+use crate::transport::foreign::{Foreign, Witness};
 use crate::types::{Algorithm, Collective, DataType, Deadline, Error, ReduceOp, Reduction, Result, Signature, Tag};
 
-/// Words that each rank tells: the part it took and its epoch, or what it sees of the others'; and its processors.
-const WORDS: usize = 2 + PROCESSORS / 64;
+/// Words that each rank tells: the part it took and its epoch, or what it sees of the others'; by what its memory is
+/// known; and its processors.
+const WORDS: usize = WITNESS + 3 + PROCESSORS / 64;
+
+/// The first of those by which its memory is known.
+const WITNESS: usize = 2;
 
 /// How many processors are told of, one bit each.
 const PROCESSORS: usize = 256;
 
-/// It sees all the others' parts; and it has mapped their heaps.
+/// It sees all the others' parts; it has mapped their heaps; and it can read their memory.
 const SEES: u64 = 1;
 const MAPS: u64 = 2;
+const READS: u64 = 4;
 
 /// What a rank tells that has no part.
 const NONE: u64 = u64::MAX;
@@ -94,7 +100,9 @@ impl SetUp {
             (0, None) => own[0] = NONE,
             _ => own[0] = self.seen(),
         }
-        own[2..].copy_from_slice(&processors());
+        let witness = self.board.as_ref().and_then(|(board, ..)| board.witness());
+        own[WITNESS..][..3].copy_from_slice(&witness.map_or([0; 3], Witness::told));
+        own[WITNESS + 3..].copy_from_slice(&processors());
         let size = self.members.len();
         let mut table = Box::new(Table { own, all: vec![0; WORDS * size] });
         let request = PlanRequest {
@@ -134,26 +142,24 @@ impl SetUp {
             return;
         }
         let Some(table) = self.take_table() else { return };
-        self.processors = count_processors(table.all.chunks_exact(WORDS).map(|words| &words[2..]));
-        if self.board.is_none() {
-            return;
-        }
+        self.processors = count_processors(table.all.chunks_exact(WORDS).map(|words| &words[WITNESS + 3..]));
+        let Some((board, ..)) = &self.board else { return };
+        let may_read = board.witness().is_some();
         let others = self.members.iter().zip(table.all.chunks_exact(WORDS)).enumerate();
         let peer = |(rank, (&member, words)): (usize, (&usize, &[u64]))| {
             let neighbour = neighbour(member)?;
-            Some(Peer { rank, part: neighbour.part(words[0], words[1])?, neighbour, seen: 0, compared: 0 })
+            let part = neighbour.part(words[0], words[1])?;
+            let memory = may_read.then(|| Foreign::meet(std::array::from_fn(|word| words[WITNESS + word]))).flatten();
+            Some(Peer { rank, part, neighbour, memory, seen: 0, compared: 0 })
         };
         self.peers = others.filter(|(rank, _)| *rank != self.rank).map(peer).collect();
     }
 
     /// What of the others' this rank can use.
     fn seen(&self) -> u64 {
-        let maps = |peers: &SmallVec<[Peer; MOST_RANKS]>| peers.iter().all(|peer| peer.neighbour.maps_heap());
-        match &self.peers {
-            Some(peers) if maps(peers) => SEES | MAPS,
-            Some(_) => SEES,
-            None => 0,
-        }
+        let Some(peers) = &self.peers else { return 0 };
+        let if_all = |what: u64, has: fn(&Peer) -> bool| if peers.iter().all(has) { what } else { 0 };
+        SEES | if_all(MAPS, |peer| peer.neighbour.maps_heap()) | if_all(READS, |peer| peer.memory.is_some())
     }
 
     /// How many ranks share how many processors, if that is known.
@@ -179,7 +185,7 @@ impl SetUp {
         let held = std::mem::take(&mut self.held);
         let in_host = match (ready, self.board.take(), self.peers.take()) {
             (true, Some((board, index, part)), Some(peers)) => {
-                Some(InHost::new(board, index, part, peers, seen & MAPS != 0))
+                Some(InHost::new(board, index, part, peers, seen & MAPS != 0, seen & READS != 0))
             }
             (_, board, _) => {
                 self.board = board;

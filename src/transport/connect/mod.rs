@@ -102,6 +102,9 @@ pub struct ConnectorConfig {
     pub sockets_per_peer: u8,
     /// The size of each of the two rings of a shared memory link: see [`shm`].
     pub ring_bytes: usize,
+    /// Whether the members of this host may read this process's memory where it is, and this one theirs, where the machine
+    /// allows it.
+    pub single_copy: bool,
     /// How many connections that have not proved themselves are held. 256 by default: more than a large job's ranks
     /// that dial this one in the same millisecond, and few enough descriptors.
     pub max_pending: usize,
@@ -123,6 +126,7 @@ impl ConnectorConfig {
             transport: TransportPolicy::Auto,
             sockets_per_peer: 2,
             ring_bytes: shm::DEFAULT_RING_BYTES,
+            single_copy: true,
             max_pending: 256,
             timeouts: ConnectTimeouts::default(),
             elastic: false,

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 
 from phalanx import elastic
 from phalanx._native import __version__
+from phalanx.buffers import Buffer, DType
 from phalanx.communicator import Communicator, Handle
 from phalanx.errors import (
     ClosedError,
@@ -54,6 +55,7 @@ __all__ = [
     "BitAnd",
     "BitOr",
     "BitXor",
+    "Buffer",
     "ClosedError",
     "Communicator",
     "EvictedError",
@@ -77,6 +79,7 @@ __all__ = [
     "Sum",
     "ViewChangedError",
     "__version__",
+    "alloc",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -321,6 +324,11 @@ def send_async(array: Any, to: int, tag: int = 0) -> Handle[None]:
 def recv_async(array: T, source: int, tag: int = 0) -> Handle[T]:
     """The world's `Communicator.recv_async`."""
     return world().recv_async(array, source, tag)
+
+
+def alloc(count: int, dtype: DType = "f32") -> Buffer:
+    """The world's `Communicator.alloc`."""
+    return world().alloc(count, dtype)
 
 
 def split(color: int | None, key: int = 0) -> Communicator | None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Literal, final, overload
 
+from typing_extensions import Self
+
 __version__: str
 
 _Outcome = tuple[int, int, list[int], bool, bool, bool, float]
@@ -28,6 +30,33 @@ class Memory:
     def shape(self) -> list[int]: ...
     @property
     def writable(self) -> bool: ...
+
+class Buffer:
+    """Elements, zero at first, in memory that the other ranks of this host read where it is."""
+
+    def __new__(cls, communicator: Communicator, count: int, dtype: int | str) -> Self: ...
+    def __len__(self) -> int: ...
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def code(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_shared(self) -> bool: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
 
 @final
 class Handle:

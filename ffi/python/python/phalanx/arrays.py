@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from phalanx._native import Memory
+from phalanx.buffers import Buffer
 from phalanx.errors import InvalidArgumentError
 
 __all__ = ["copy_of", "new_like"]
@@ -27,6 +28,8 @@ def new_like(given: T, memory: Memory, shape: Sequence[int]) -> T:
     count = math.prod(shape)
     if _library(given) == "torch":
         made = kind.new_empty(tuple(shape))
+    elif isinstance(given, Buffer):
+        raise InvalidArgumentError("no other buffer is made for a result; give its memory as out=, or work in place")
     elif hasattr(given, "__array_interface__"):
         made = sys.modules["numpy"].empty(tuple(shape), dtype=kind.dtype)
     elif isinstance(given, array.array):

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 from phalanx import _native
 from phalanx._native import Memory
 from phalanx.arrays import copy_of, new_like
+from phalanx.buffers import Buffer, DType, allocate
 from phalanx.errors import InvalidArgumentError
 from phalanx.ops import Average, ReduceOp
 from phalanx.rows import divide, exchange_rows, exchange_splits
@@ -133,6 +134,20 @@ class Communicator:
 
     def check_members(self, what: str) -> None:
         """Raises unless all ranks of the communicator that the caller made a call on are in this one."""
+
+    # Memory
+
+    def alloc(self, count: int, dtype: DType = "f32") -> Buffer:
+        """`count` elements of zero, in memory that the other ranks of this host read where it is.
+
+        Collectives of more than 16 KiB whose arrays are all of this kind, on all ranks, are made without copies in
+        between. Otherwise it is memory as any other, good for any call of any communicator; and it is ordinary memory
+        where there are no other ranks, or limits leave no room. It costs a multiple of 4 KiB, so take few large ones.
+        A forked child shares it instead of getting a copy, and must not write to it.
+
+        `dtype` is a name as `"f32"` or `"bfloat16"`, or something with such a name, as NumPy's `dtype`.
+        """
+        return allocate(self.native, count, dtype)
 
     # Other communicators
 

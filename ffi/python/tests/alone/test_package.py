@@ -38,6 +38,41 @@ def test_before_init_and_after_shutdown() -> None:
     assert (result.returncode, result.stdout) == (0, "caller\n"), result.stderr
 
 
+@pytest.mark.parametrize("module", ["", "numpy", "torch"])
+def test_a_buffer_outlives_its_world(module: str) -> None:
+    if module:
+        pytest.importorskip(module)
+    code = f"""
+import gc, sys
+import phalanx
+phalanx.init()
+assert phalanx.size() == 2
+buffer = phalanx.alloc(50_000, "i64")
+assert buffer.is_shared
+view = buffer.view()
+view[49_999] = 5
+phalanx.allreduce_(buffer, phalanx.Sum)
+if {module!r} == "numpy":
+    import numpy
+    view = numpy.asarray(buffer)
+if {module!r} == "torch":
+    import torch
+    view = torch.from_dlpack(buffer)[1:]
+    assert view[-1] == 10
+del buffer
+phalanx.shutdown()
+gc.collect()
+view[0] = 3
+assert (view[0], view[-1]) == (3, 10), (view[0], view[-1])
+print("well")
+"""
+    result = subprocess.run(
+        [sys.executable, "-m", "phalanx", "run", "-np", "2", sys.executable, "-c", code],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (result.returncode, result.stdout.count("well")) == (0, 2), result.stderr
+
+
 def test_errors_are_pythons_own_too() -> None:
     assert issubclass(phalanx.PhalanxTimeoutError, TimeoutError)
     assert issubclass(phalanx.InvalidArgumentError, ValueError)

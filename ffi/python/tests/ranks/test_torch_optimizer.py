@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -145,6 +146,97 @@ def test_gradients_stay_where_they_travel_from(several: None) -> None:
         check(model)
         optimizer.zero_grad(set_to_none=False)
     assert places[0] == places[1] == places[2]
+
+
+# So large that a gradient travels alone.
+WIDE = (1 << 18) + 3
+
+
+def test_a_large_gradient_travels_from_where_it_lies(several: None) -> None:
+    model = Layers(2, WIDE)
+    optimizer = make(model)
+    reducer = optimizer._phalanx
+    assert [len(bucket.parameters) for bucket in reducer.buckets] == [1, 1]
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(inputs_of(hvd.rank(), WIDE)).backward()
+        places = [parameter.grad.data_ptr() for parameter in model.layers]
+        optimizer.step()
+        assert [parameter.grad.data_ptr() for parameter in model.layers] == places
+        for number, parameter in enumerate(model.layers):
+            total = sum(inputs_of(rank, WIDE) for rank in range(hvd.size())) * (number + 1)
+            assert torch.equal(parameter.grad, total)
+    # Kept, it is summed up where other ranks can read it.
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=False)
+        assert not any(parameter.grad.any() for parameter in model.layers)
+        model(inputs_of(hvd.rank(), WIDE)).backward()
+        assert [parameter.grad.data_ptr() for parameter in model.layers] == [
+            parameter.view.data_ptr() for parameter in reducer.parameters
+        ]
+        optimizer.step()
+        assert torch.equal(model.layers[1].grad, sum(inputs_of(rank, WIDE) for rank in range(hvd.size())) * 2)
+
+
+def test_large_gradients_of_every_kind(several: None) -> None:
+    """None at all, one with a history, one with gaps, one tensor for two parameters, half precision."""
+    rank, size = hvd.rank(), hvd.size()
+    model = Layers(4, WIDE)
+    optimizer = make(model)
+    gaps = torch.zeros(WIDE, 2)
+    gaps[:, 0] = rank + 1
+    history = torch.ones(WIDE, requires_grad=True) * (rank + 1)
+    shared = torch.full((WIDE,), float(rank))
+    model.layers[0].grad = None if rank == 0 else torch.ones(WIDE)
+    model.layers[1].grad = history if rank == 0 else gaps[:, 0]
+    model.layers[2].grad = model.layers[3].grad = shared
+    optimizer.step()
+    for number, total in enumerate([size - 1, size * (size + 1) // 2, size * (size - 1) // 2, size * (size - 1) // 2]):
+        assert (model.layers[number].grad == total).all(), number
+    assert (history == rank + 1).all()
+    model = Layers(4, WIDE)
+    optimizer = make(model, compression=hvd.Compression.fp16)
+    for set_to_none in (True, False):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        (sum(layer.sum() for layer in model.layers) * (rank + 1)).backward()
+        optimizer.step()
+        assert all((layer.grad == size * (size + 1) // 2).all() for layer in model.layers)
+
+
+def test_small_gradients_are_packed_around_large_ones(several: None) -> None:
+    model = torch.nn.ParameterList(torch.nn.Parameter(torch.ones(width)) for width in (3, WIDE, 4, WIDE, 5))
+    optimizer = make(model)
+    sizes = [[parameter.tensor.numel() for parameter in bucket.parameters] for bucket in optimizer._phalanx.buckets]
+    # Each bucket when its last gradient is there, from the last parameter to the first.
+    assert sizes == [[WIDE], [WIDE], [5, 4, 3]]
+    sum(parameter.sum() * (hvd.rank() + 1) for parameter in model).backward()
+    optimizer.step()
+    assert all((parameter.grad == hvd.size() * (hvd.size() + 1) // 2).all() for parameter in model)
+
+
+def test_what_a_forked_child_computes_is_its_own(several: None) -> None:
+    model = Layers()
+    optimizer = make(model)
+    model(inputs_of(hvd.rank())).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    model(inputs_of(hvd.rank())).backward()
+    child = os.fork()
+    if child == 0:
+        failed = 1
+        try:
+            for _ in range(2):
+                model(torch.ones(5)).backward()
+            assert model.layers[1].grad.tolist() == [4.0] * 5
+            try:
+                optimizer.step()
+            except RuntimeError as error:
+                failed = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(failed)
+    assert os.waitpid(child, 0)[1] == 0
+    optimizer.step()
+    check(model)
 
 
 def test_several_backward_passes() -> None:

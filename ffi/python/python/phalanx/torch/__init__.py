@@ -83,6 +83,7 @@ from phalanx.torch.grouped import (
     grouped_reducescatter_async,
 )
 from phalanx.torch.optimizer import DistributedOptimizer
+from phalanx.torch.tensors import alloc
 from phalanx.world import init, is_initialized, shutdown
 
 __all__ = [
@@ -104,6 +105,7 @@ __all__ = [
     "Product",
     "ReduceOp",
     "Sum",
+    "alloc",
     "allgather",
     "allgather_async",
     "allgather_object",

@@ -2,10 +2,16 @@
 
 Ranks match operations by their order, but gradients become ready in an order that may differ from rank to rank. So the
 buckets have an order that does not: parameters from the last to the first, as a backward pass tends to reach them, and
-a bucket is launched only after all before it. A bucket holds gradients of one type in one piece of memory. A gradient
-that is ready is copied there once, and `param.grad` becomes a view of that place: the result arrives in `param.grad`
-without another copy, and where the view is still there for the next backward pass (`zero_grad(set_to_none=False)`),
-gradients are summed up in place and nothing is copied at all.
+a bucket is launched only after all before it. A bucket holds gradients of one type.
+
+A large gradient is a bucket of its own and travels from where it lies, which is where the backward pass has just made
+it; the result takes its place. Small ones lie in one piece of memory: one that is ready is copied there, and
+`param.grad` becomes a view of that place, so that the result arrives in `param.grad` without another copy. Where such
+a view is still there for the next backward pass (`zero_grad(set_to_none=False)`, for large gradients too), gradients
+are summed up in place and nothing is copied at all.
+
+That memory can be read by the other ranks of the host (`alloc`). What the backward pass makes cannot, so that parts of
+it are copied on the way, through the cache; copying all of it to such memory first takes longer.
 """
 
 from __future__ import annotations
@@ -20,7 +26,8 @@ from phalanx.communicator import Communicator, Waitable
 from phalanx.errors import InvalidArgumentError
 from phalanx.ops import ReduceOp
 from phalanx.steps import ElasticCommunicator, Pending, StepOutcome
-from phalanx.torch.tensors import CODES, memory_of
+from phalanx.torch.compression import FP16Compressor
+from phalanx.torch.tensors import CODES, alloc, memory_of
 
 __all__ = ["Bucket", "Parameter", "Reduction", "pack"]
 
@@ -61,23 +68,47 @@ class Reduction:
 class Bucket:
     """Gradients that travel together."""
 
-    __slots__ = ("_context", "_flat", "_handle", "_received", "_sent", "_spare", "outcome", "parameters", "waiting")
+    __slots__ = (
+        "_communicator",
+        "_context",
+        "_flat",
+        "_half",
+        "_handle",
+        "_held",
+        "_received",
+        "_sent",
+        "_spare",
+        "outcome",
+        "parameters",
+        "waiting",
+    )
 
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, parameters: Sequence[Parameter], communicator: Communicator) -> None:
         self.parameters = list(parameters)
         self.waiting = len(self.parameters)
+        self._communicator = communicator
         self._handle: Waitable | None = None
         self._sent: torch.Tensor | None = None
         self._received: torch.Tensor | None = None
+        # Memory of the bucket's own, and another piece of it, once they are needed.
+        self._flat: torch.Tensor | None = None
         self._spare: torch.Tensor | None = None
+        self._half: torch.Tensor | None = None
+        # Where the gradients of this training step lie, if that is not the bucket's own memory.
+        self._held: torch.Tensor | None = None
         self._context: Any = None
         # How the step ended that reduced the bucket, in an elastic job.
         self.outcome: StepOutcome | None = None
-        first = self.parameters[0].tensor
-        self._flat = torch.zeros(sum(parameter.tensor.numel() for parameter in self.parameters), dtype=first.dtype)
         for parameter in self.parameters:
             parameter.bucket = self
-        self._show(self._flat)
+
+    def _own(self) -> torch.Tensor:
+        """The bucket's own memory."""
+        if self._flat is None:
+            count = sum(parameter.tensor.numel() for parameter in self.parameters)
+            self._show(alloc(count, dtype=self.parameters[0].tensor.dtype, process_set=self._communicator))
+        assert self._flat is not None
+        return self._flat
 
     def _show(self, flat: torch.Tensor) -> None:
         """Has the gradients lie in a piece of memory."""
@@ -88,10 +119,20 @@ class Bucket:
             start += count
         self._flat = flat
 
-    def take(self, parameter: Parameter, sparse_as_dense: bool) -> None:
-        """Takes a gradient in. Without one, zeros take its place, so that ranks that used the parameter can go on."""
-        view, gradient = parameter.view, parameter.tensor.grad
-        assert view is not None
+    def view_of(self, parameter: Parameter) -> torch.Tensor:
+        """The place of a gradient in the bucket's own memory."""
+        self._own()
+        assert parameter.view is not None
+        return parameter.view
+
+    def take(self, parameter: Parameter, sparse_as_dense: bool, may_stay: bool) -> None:
+        """Takes a gradient in. Without one, zeros take its place, so that ranks that used the parameter can go on. One
+        that is alone may stay where it is."""
+        gradient = parameter.tensor.grad
+        if may_stay and gradient is not None and self._can_travel(parameter, gradient):
+            self._held = gradient.view(-1)
+            return
+        view = self.view_of(parameter)
         if gradient is None:
             view.zero_()
         elif gradient.layout is not torch.strided:
@@ -106,61 +147,108 @@ class Bucket:
             return
         parameter.tensor.grad = view
 
+    def _can_travel(self, parameter: Parameter, gradient: torch.Tensor) -> bool:
+        """Whether a gradient can travel from where it lies."""
+        return (
+            len(self.parameters) == 1
+            and gradient.layout is torch.strided
+            and gradient.is_contiguous()
+            and gradient.dtype == parameter.tensor.dtype
+            # With a history of its own it is not ours to change.
+            and not gradient.requires_grad
+        )
+
     def launch(self, reduction: Reduction) -> None:
         """Starts the reduction of all gradients of the bucket."""
-        self._sent, self._context = reduction.compression.compress(self._flat)
-        assert self._sent is not None
+        if self._held is None:
+            self._held = self._own()
+        self._sent, self._context = self._compressed(self._held, reduction)
         memory = memory_of("the bucket", self._sent)
         source: Memory | None = None
         self._received = self._sent
         if isinstance(reduction.communicator, ElasticCommunicator):
             # What was sent is kept until it counts, and may be sent again: the result goes elsewhere.
             source = memory
-            if self._spare is None or self._sent is not self._flat:
-                self._spare = torch.empty_like(self._sent)
-            self._received = self._spare
+            self._received = self._place_beside(self._sent)
             memory = memory_of("the bucket", self._received)
         self._handle = reduction.communicator.reduce_memory(
             source, memory, reduction.op, reduction.prescale, reduction.postscale, False
         )
 
+    def _compressed(self, held: torch.Tensor, reduction: Reduction) -> tuple[torch.Tensor, Any]:
+        """What travels of gradients, and what undoes it."""
+        if not (reduction.compression is FP16Compressor and held.dtype.is_floating_point):
+            compressed: tuple[torch.Tensor, Any] = reduction.compression.compress(held)
+            return compressed
+        if held.dtype == torch.float16:
+            return held, held.dtype
+        # As the compressor does it, to memory that other ranks read.
+        if self._half is None:
+            self._half = alloc(held.numel(), dtype=torch.float16, process_set=self._communicator)
+        return self._half.copy_(held), held.dtype
+
+    def _place_beside(self, sent: torch.Tensor) -> torch.Tensor:
+        """Memory for the result of what was sent."""
+        if sent is self._held and sent.data_ptr() != self._own().data_ptr():
+            return self._own()
+        spare = self._spare
+        if spare is None or spare.dtype != sent.dtype or spare.shape != sent.shape:
+            spare = alloc(*sent.shape, dtype=sent.dtype, process_set=self._communicator)
+            self._spare = spare
+        return spare
+
     def finish(self, reduction: Reduction) -> None:
         """Waits for the reduced gradients."""
-        handle, received = self._handle, self._received
-        assert handle is not None and received is not None
+        handle, held, received = self._handle, self._held, self._received
+        assert handle is not None and held is not None and received is not None
         handle.wait()
         self.outcome = handle.outcome if isinstance(handle, Pending) else None
-        result = reduction.compression.decompress(received, self._context)
-        if result.data_ptr() == self._flat.data_ptr():
+        halves = received.dtype == torch.float16 and reduction.compression is FP16Compressor
+        result = received if halves else reduction.compression.decompress(received, self._context)
+        if result.data_ptr() == held.data_ptr():
             return
-        if received is self._spare and self._sent is self._flat and result is received:
-            # The two change places.
-            self._spare = self._flat
+        if result is received and self._sent is held:
+            # The result stays where it is. With kept inputs, that is one of the bucket's two pieces.
+            if received is self._spare:
+                self._spare = self._flat
             self._show(received)
             for parameter in self.parameters:
                 parameter.tensor.grad = parameter.view
         else:
-            self._flat.copy_(result)
+            held.copy_(result)
+
+    def leave(self) -> None:
+        """Lets go of the bucket's own memory, and of the gradients that lie there."""
+        for parameter in self.parameters:
+            gradient, view = parameter.tensor.grad, parameter.view
+            if gradient is not None and view is not None and gradient.data_ptr() == view.data_ptr():
+                parameter.tensor.grad = None
+            parameter.view = None
+        self._flat = self._spare = self._half = None
 
     def forget(self) -> None:
         """Makes the bucket ready for the next training step. What is still in flight goes on without its result."""
-        self._handle = self._sent = self._received = self._context = None
+        self._handle = self._sent = self._received = self._held = self._context = None
         self.waiting = len(self.parameters)
         for parameter in self.parameters:
             parameter.ready = False
 
 
-def pack(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
-    """Divides parameters into buckets of one type, each of at most that many bytes or of one parameter."""
-    buckets: list[list[Parameter]] = []
-    open_buckets: dict[torch.dtype, tuple[int, list[Parameter]]] = {}
-    for parameter in reversed(parameters):
+def pack(parameters: Sequence[Parameter], bucket_bytes: int, alone_bytes: int) -> list[list[Parameter]]:
+    """Divides parameters into buckets of one type, each of at most `bucket_bytes` or of one parameter. One of
+    `alone_bytes` is alone. The buckets are in the order in which a backward pass fills them."""
+    closed: list[tuple[int, list[Parameter]]] = []
+    filling: dict[torch.dtype, tuple[int, int, list[Parameter]]] = {}
+    for number, parameter in enumerate(reversed(parameters)):
         tensor = parameter.tensor
         size = tensor.numel() * tensor.element_size()
-        filled, bucket = open_buckets.get(tensor.dtype, (0, []))
-        if not bucket or filled + size > bucket_bytes:
+        if size >= min(alone_bytes, bucket_bytes):
+            closed.append((number, [parameter]))
+            continue
+        filled, last, bucket = filling.get(tensor.dtype, (0, 0, []))
+        if bucket and filled + size > bucket_bytes:
+            closed.append((last, bucket))
             filled, bucket = 0, []
-            buckets.append(bucket)
-        bucket.append(parameter)
-        open_buckets[tensor.dtype] = (filled + size, bucket)
-    return buckets
+        filling[tensor.dtype] = (filled + size, number, [*bucket, parameter])
+    closed += [(last, bucket) for _, last, bucket in filling.values()]
+    return [bucket for _, bucket in sorted(closed, key=lambda pair: pair[0])]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +26,9 @@ __all__ = ["BUCKET_BYTES", "DistributedOptimizer"]
 # Large enough for bandwidth to matter more than the cost of an operation, small enough for several buckets to travel
 # while the backward pass of a model of some ten million parameters goes on.
 BUCKET_BYTES = 8 << 20
+
+# Large enough for an operation of its own to cost less than a copy.
+ALONE_BYTES = 1 << 20
 
 Named = Iterable[tuple[str, torch.Tensor]]
 Groups = int | Sequence[Sequence[torch.Tensor]] | None
@@ -73,9 +78,9 @@ def _grouped(parameters: Sequence[Parameter], groups: Groups, bucket_bytes: int)
             # Parameters without gradient take no part.
             chunks.append([by_id[id(tensor)] for tensor in group if id(tensor) in by_id])
         rest = [parameter for parameter in parameters if id(parameter.tensor) not in taken]
-    buckets = pack(rest, bucket_bytes)
+    buckets = pack(rest, bucket_bytes, ALONE_BYTES)
     for chunk in reversed(chunks):
-        buckets += pack(chunk, 1 << 62)
+        buckets += pack(chunk, 1 << 62, 1 << 62)
     return buckets
 
 
@@ -91,7 +96,7 @@ class _Reducer:
         sparse_as_dense: bool,
     ) -> None:
         self.parameters = parameters
-        self.buckets = [Bucket(bucket) for bucket in buckets]
+        self.buckets = [Bucket(bucket, reduction.communicator) for bucket in buckets]
         self.reduction = reduction
         self.passes = passes
         self.sparse_as_dense = sparse_as_dense
@@ -99,10 +104,13 @@ class _Reducer:
         self.synchronized = False
         self.should_synchronize = True
         self._hooks: list[Any] = []
+        # Where gradients lie that travel from there in this training step.
+        self._places: set[int] = set()
         self.forget()
         for parameter in parameters:
             hook = parameter.tensor.register_post_accumulate_grad_hook(self._hook_of(parameter))
             self._hooks.append(hook)
+        _reducers.add(self)
 
     def _hook_of(self, parameter: Parameter) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
@@ -121,8 +129,13 @@ class _Reducer:
     def _take(self, parameter: Parameter) -> None:
         bucket = parameter.bucket
         assert bucket is not None
+        gradient = parameter.tensor.grad
+        place = None if gradient is None or gradient.layout is not torch.strided else gradient.data_ptr()
         with torch.no_grad():
-            bucket.take(parameter, self.sparse_as_dense)
+            # Two parameters with the same tensor for a gradient: it must be reduced once for each.
+            bucket.take(parameter, self.sparse_as_dense, may_stay=place not in self._places)
+        if place is not None:
+            self._places.add(place)
         parameter.ready = True
         parameter.delay = 0
         bucket.waiting -= 1
@@ -155,6 +168,21 @@ class _Reducer:
             self.forget()
         self.synchronized = True
 
+    def keep_places(self) -> None:
+        """Has the gradients that are there lie where the next ones can be summed up and travel from."""
+        for parameter in self.parameters:
+            bucket, gradient = parameter.bucket, parameter.tensor.grad
+            if bucket is not None and gradient is not None:
+                parameter.tensor.grad = bucket.view_of(parameter)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the buckets' memory is the parent's own, and what the child computes is for itself."""
+        for hook in self._hooks:
+            hook.remove()
+        for bucket in self.buckets:
+            bucket.forget()
+            bucket.leave()
+
     def forget(self) -> None:
         """Starts a training step anew."""
         if isinstance(self.reduction.communicator, ElasticCommunicator) and self.launched > 0:
@@ -162,9 +190,21 @@ class _Reducer:
             self.reduction.communicator.abandon()
         for bucket in self.buckets:
             bucket.forget()
+        self._places.clear()
         for parameter in self.parameters:
             parameter.delay = self.passes
         self.launched = 0
+
+
+_reducers: weakref.WeakSet[_Reducer] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for reducer in _reducers:
+        reducer.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -255,6 +295,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             raise AssertionError(
                 "zero_grad() between backward() and step() or synchronize(), while gradients are on their way"
             )
+        if self._phalanx is not None and not set_to_none:
+            self._phalanx.keep_places()
         super().zero_grad(set_to_none=set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -298,8 +340,10 @@ def DistributedOptimizer(
 ) -> Any:
     """An optimizer like the given one, whose gradients are reduced over all ranks before each step.
 
-    Gradients travel in buckets of `bucket_bytes` as soon as the backward pass has made them, while it goes on. Use the
-    result in place of the optimizer, which must not be used any more. Every rank must call it.
+    Gradients travel in buckets of `bucket_bytes` as soon as the backward pass has made them, while it goes on; those of
+    1 MiB and more travel alone, and the result takes their place. Use what is returned in place of the optimizer, which
+    must not be used any more. Every rank must call it. A forked child of the process has the parameters, but not all of
+    the gradients, and computes alone.
 
     Args:
         optimizer: Any optimizer of PyTorch. The result is an instance of its class.
@@ -313,7 +357,7 @@ def DistributedOptimizer(
         groups: Which parameters travel together: a number of buckets, or lists of parameters.
         sparse_as_dense: Makes sparse gradients dense; without it they are an error.
         process_set: The ranks to reduce over, if not all.
-        bucket_bytes: The size of a bucket.
+        bucket_bytes: The size of a bucket; larger gradients travel alone.
     """
     if op not in (Average, Sum):
         raise InvalidArgumentError(f"op={op!r} given, Average or Sum expected")
@@ -340,7 +384,7 @@ def DistributedOptimizer(
     if groups is not None:
         buckets = _grouped(parameters, groups, bucket_bytes)
     elif compression in (NoneCompressor, FP16Compressor):
-        buckets = pack(parameters, bucket_bytes)
+        buckets = pack(parameters, bucket_bytes, ALONE_BYTES)
     else:
         # Only these two are known to treat each element alone.
         buckets = [[parameter] for parameter in reversed(parameters)]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from phalanx._native import Memory
+from phalanx.buffers import Buffer
 from phalanx.communicator import Communicator
 from phalanx.errors import InvalidArgumentError
 from phalanx.ops import Average, ReduceOp, Sum
 from phalanx.world import world
 
-__all__ = ["CODES", "communicator_of", "detached", "memory_of", "op_of", "refuse"]
+__all__ = ["CODES", "alloc", "communicator_of", "detached", "memory_of", "op_of", "refuse"]
 
 CODES: dict[torch.dtype, int] = {
     torch.float16: 0,
@@ -50,6 +55,28 @@ def memory_of(what: str, tensor: torch.Tensor) -> Memory:
     if code is None or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
         raise refuse(what, tensor)
     return Memory(tensor.data_ptr(), tensor.numel(), code, tensor)
+
+
+def alloc(
+    *shape: int | Sequence[int], dtype: torch.dtype | None = None, process_set: Communicator | None = None
+) -> torch.Tensor:
+    """A tensor of zeros in memory that the other ranks of this host read where it is, which lives as long as the tensor
+    or a view of it. `Communicator.alloc` says what it is good for.
+
+    `shape` and `dtype` are as those of `torch.zeros`.
+    """
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    code = CODES.get(dtype)
+    if code is None:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
+        raise InvalidArgumentError(f"alloc: tensors of {dtype} are not supported; one of {known} expected")
+    given: Any = shape if len(shape) != 1 or isinstance(shape[0], int) else shape[0]
+    lengths = torch.Size(given)
+    if any(length < 0 for length in lengths):
+        raise InvalidArgumentError(f"alloc: shape {tuple(lengths)} given, lengths of at least 0 expected")
+    buffer = Buffer(communicator_of(process_set).native, lengths.numel(), code)
+    tensor: torch.Tensor = from_dlpack(buffer)
+    return tensor.view(lengths)
 
 
 def op_of(average: bool | None, op: ReduceOp | None) -> ReduceOp:
