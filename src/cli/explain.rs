@@ -2,23 +2,30 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use indicatif::ProgressBar;
 use phalanx::bootstrap::MAX_SIZE;
 use phalanx::schedule::cost::MOST_RANKS_OF_BOARDS as MOST_RANKS;
 use phalanx::schedule::cost::{CostModel, HostModel, LinkModel, Selection, select};
 use phalanx::schedule::explain::{Question, explain, spread};
+use phalanx::sys::process::usable_processors;
 use phalanx::types::Collective;
 use phalanx::{Algorithm, DataType, TransportKind};
 
+use super::bench::beside::{self, Beside};
 use super::bench::sizes;
+use super::bench::sweep::Cell;
 
 /// Show which algorithm a collective would use and why, what each would cost, and the plan as a drawing.
 ///
-/// Nothing is run: plans are values, priced by a model of the links. Times are predictions of that model.
+/// Plans are values, priced by a model of the links: times are predictions of that model, and nothing is run. With
+/// --measure, ranks are started here, and what each algorithm takes stands beside what is predicted.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  phalanx explain allreduce --bytes 1M -np 8\n  phalanx explain allreduce --bytes 64M -np 8 \
-                        --hosts 2 --svg plan.svg\n  phalanx explain broadcast --bytes 4K -np 6 --algorithm binomial"
+                        --hosts 2 --svg plan.svg\n  phalanx explain broadcast --bytes 4K -np 6 --algorithm binomial\n  phalanx explain allreduce --bytes 64K -np 4 \
+                        --transport tcp --measure"
 )]
 pub struct Explain {
     /// allreduce, reduce, broadcast, allgather, reduce_scatter, alltoall, gather, scatter or barrier
@@ -60,6 +67,12 @@ pub struct Explain {
     /// Also write the drawing as SVG to FILE
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Also start the ranks on this machine, and measure what each algorithm takes
+    #[arg(long, conflicts_with = "table")]
+    measure: bool,
+    /// With --measure: network namespaces that stand for hosts, each with a block of the ranks (needs root)
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "measure", conflicts_with = "hosts")]
+    namespaces: Vec<String>,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -81,13 +94,21 @@ impl Explain {
         if self.collective == Some(Collective::SendRecv) {
             return Err("send_recv is one message between two ranks: there is nothing to choose".into());
         }
+        let count = if self.namespaces.is_empty() { self.hosts } else { self.namespaces.len() };
         for (option, given) in [("-np", self.np), ("--hosts", self.hosts)] {
             if given == 0 {
                 return Err(format!("{option} 0 given, at least 1 expected"));
             }
         }
-        if self.hosts > self.np {
-            let (ranks, hosts) = (self.np, self.hosts);
+        if self.measure && self.hosts > 1 {
+            return Err(format!(
+                "--measure and --hosts {} given, but this machine is one host; --namespaces names network namespaces that \
+                 stand for several",
+                self.hosts
+            ));
+        }
+        if count > self.np {
+            let (ranks, hosts) = (self.np, count);
             return Err(format!("-np {ranks} and --hosts {hosts} given, at least one rank for each host expected"));
         }
         if self.np > MAX_SIZE {
@@ -96,17 +117,18 @@ impl Explain {
         if !self.network.is_finite() || self.network <= 0.0 {
             return Err(format!("a network of {} Gbit/s given, a speed above 0 expected", self.network));
         }
-        let in_host = match self.transport {
-            TransportKind::Inproc | TransportKind::Shm => LinkModel::SHARED_MEMORY,
-            TransportKind::Tcp => LinkModel::LOOPBACK,
+        let hosts = spread(self.np, count);
+        let boards = count == 1 && self.transport == TransportKind::Shm && (2..=MOST_RANKS).contains(&self.np);
+        // Measured, all ranks share the processors of this machine.
+        let each = self.np.div_ceil(count) as f64;
+        let here = each / (self.np as f64 / usable_processors() as f64).max(1.0);
+        let shares = self.processors.map_or(if self.measure { here } else { each }, |number| number as f64);
+        let shares_memory = self.transport != TransportKind::Tcp;
+        let model = CostModel {
+            between_hosts: LinkModel::ethernet(self.network),
+            host: Some(HostModel::of(shares_memory, shares)),
+            ..CostModel::within(shares_memory)
         };
-        let between_hosts = LinkModel::ethernet(self.network);
-        let model = CostModel { in_host, between_hosts, ..CostModel::default() };
-        let hosts = spread(self.np, self.hosts);
-        let boards = self.hosts == 1 && self.transport == TransportKind::Shm && (2..=MOST_RANKS).contains(&self.np);
-        let shares = self.processors.unwrap_or(self.np.div_ceil(self.hosts));
-        let host = if self.transport == TransportKind::Tcp { HostModel::SOCKETS } else { HostModel::SHARED_MEMORY };
-        let model = CostModel { host: Some(HostModel { processors: shares as f64, ..host }), ..model };
         let Some(collective) = self.collective.filter(|_| !self.table) else {
             return Ok(self.as_table(&hosts, boards, &model));
         };
@@ -121,7 +143,11 @@ impl Explain {
             algorithm: self.algorithm,
             boards,
         };
-        let explanation = explain(&question, &model).map_err(|error| error.to_string())?;
+        let mut explanation = explain(&question, &model).map_err(|error| error.to_string())?;
+        if self.measure {
+            let cell = self.measured(collective)?;
+            cell.ways.iter().for_each(|way| explanation.measure(&way.algorithm, way.measured_us * 1e-6));
+        }
         if let Some(path) = &self.svg {
             if explanation.svg.is_empty() {
                 return Err(format!("{} ranks have too many messages to draw", self.np));
@@ -134,6 +160,25 @@ impl Explain {
             return Ok(json + "\n");
         }
         Ok(explanation.to_string())
+    }
+
+    /// What each algorithm takes among ranks that are started here.
+    fn measured(&self, collective: Collective) -> Result<Cell, String> {
+        let bar = ProgressBar::new_spinner();
+        bar.set_message(format!("measuring among {} ranks", self.np));
+        bar.enable_steady_tick(Duration::from_millis(100));
+        let found = beside::measure(&Beside {
+            collective,
+            bytes: self.bytes,
+            dtype: self.dtype,
+            ranks: self.np,
+            root: self.root,
+            deterministic: self.deterministic,
+            transport: self.transport,
+            namespaces: self.namespaces.clone(),
+        });
+        bar.finish_and_clear();
+        found.map_err(|error| format!("--measure: {error}"))
     }
 
     /// Which algorithm each collective uses up to which size, and the time predicted for that size.

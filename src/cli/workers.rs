@@ -67,6 +67,8 @@ impl Reports {
 pub struct Start {
     /// How many.
     pub ranks: usize,
+    /// Their arguments, if not those of this process.
+    pub arguments: Option<Vec<OsString>>,
     /// Variables to be set for them.
     pub variables: Vec<(OsString, OsString)>,
     /// Whether each is bound to a core.
@@ -77,7 +79,7 @@ pub struct Start {
     pub address: Option<IpAddr>,
 }
 
-/// Runs this program with its own arguments as ranks, tells `on_message` what rank 0 reports, and returns the exit
+/// Runs this program, with its own arguments if none are given, as ranks, tells `on_message` what rank 0 reports, and returns the exit
 /// code. Ctrl-C ends all of it.
 pub fn run<M: DeserializeOwned>(
     start: Start,
@@ -89,7 +91,7 @@ pub fn run<M: DeserializeOwned>(
 
     let program = std::env::current_exe().map_err(broken)?;
     let mut command = vec![program.into_os_string()];
-    command.extend(std::env::args_os().skip(1));
+    command.extend(start.arguments.unwrap_or_else(|| std::env::args_os().skip(1).collect()));
     command.push("--report-to".into());
     command.push(writing.as_raw_fd().to_string().into());
     let mut job = Job::new(command, start.ranks);

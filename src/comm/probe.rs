@@ -11,11 +11,20 @@ use super::communicator::Communicator;
 use crate::schedule::cost::{Figures, LinkModel};
 use crate::types::{Algorithm, Deadline, ReduceOp, Result};
 
-/// Bytes of the long messages: a millisecond or less on links of 1 Gbit/s and more.
+/// Bytes of the long messages: half a millisecond on a link of 1 Gbit/s.
 const LONG: usize = 64 << 10;
-/// How often the short patterns and the long one are timed. The first, which may make connections, does not count.
-const SHORTS: usize = 12;
-const LONGS: usize = 4;
+/// How many calls each pattern has, and how many of them come before those that count: the first may make connections, and
+/// many links let a burst of some hundred KiB pass before they are as slow as they are.
+const SHORTS: Calls = Calls { all: 10, before: 2 };
+const DIRECTS: Calls = Calls { all: 8, before: 2 };
+const LONGS: Calls = Calls { all: 7, before: 4 };
+
+/// So many calls one after the other.
+#[derive(Clone, Copy)]
+struct Calls {
+    all: usize,
+    before: usize,
+}
 
 /// Measures. All ranks call it at the same time, before anything else.
 ///
@@ -23,6 +32,7 @@ const LONGS: usize = 4;
 ///
 /// When a rank does not take part until the deadline, or is lost.
 pub(super) fn measure(world: &Communicator, deadline: Deadline) -> Result<Figures> {
+    let began = Instant::now();
     let world = world.with_timeout(deadline.remaining(Instant::now()).max(Duration::from_secs(1)));
     let hosts = &world.view().hosts;
     let own_host: Vec<usize> = (0..world.size()).filter(|&rank| hosts[rank] == hosts[world.rank()]).collect();
@@ -51,7 +61,7 @@ pub(super) fn measure(world: &Communicator, deadline: Deadline) -> Result<Figure
         seconds_per_byte: worst[at + 2].max(1e-12),
     };
     let figures = Figures { in_host: crowded.then(|| link(0)), between_hosts: many.then(|| link(3)) };
-    tracing::info!(?figures, "links measured");
+    tracing::info!(?figures, took = ?began.elapsed(), "links measured");
     Ok(figures)
 }
 
@@ -68,10 +78,11 @@ fn within(world: &Communicator, ranks: &[usize]) -> Result<Option<LinkModel>> {
     let Some(group) = world.subgroup(ranks)? else { return Ok(None) };
     let direct = group.with_algorithm(Some(Algorithm::OneShot));
     let size = group.size();
-    let short = least(SHORTS, &group, || pass_on(&group, 8))?;
+    let mut buffers = Buffers { input: vec![0; LONG], output: vec![0; LONG] };
+    let short = time(SHORTS, &group, || buffers.pass_on(&group, 8))?;
     let (input, mut output) = (vec![0u64; size], vec![0u64; size]);
-    let all = least(SHORTS, &group, || direct.alltoall(&input, &mut output))?;
-    let long = least(LONGS, &group, || pass_on(&group, LONG))?;
+    let all = time(DIRECTS, &group, || direct.alltoall(&input, &mut output))?;
+    let long = time(LONGS, &group, || buffers.pass_on(&group, LONG))?;
     Ok(Some(link_of(size, short, all, long)))
 }
 
@@ -87,29 +98,38 @@ fn link_of(size: usize, short: f64, all: f64, long: f64) -> LinkModel {
     }
 }
 
-/// The least time of a call, each begun together: what else goes on only adds to it, and the file keeps it for days.
-fn least(times: usize, group: &Communicator, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
-    let mut least = f64::INFINITY;
-    for number in 0..times {
-        group.barrier()?;
+/// The median time of a call. They follow each other: no call ends before the rank before made it, so that none seems to take
+/// no time.
+fn time(calls: Calls, group: &Communicator, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+    group.barrier()?;
+    let mut times = Vec::with_capacity(calls.all);
+    for _ in 0..calls.all {
         let began = Instant::now();
         call()?;
-        if number > 0 {
-            least = least.min(began.elapsed().as_secs_f64());
-        }
+        times.push(began.elapsed().as_secs_f64());
     }
-    Ok(least)
+    let counted = &mut times[calls.before..];
+    counted.sort_by(f64::total_cmp);
+    Ok(counted[counted.len() / 2])
 }
 
-/// Sends `bytes` to the next rank and receives as many from the one before.
-fn pass_on(group: &Communicator, bytes: usize) -> Result<()> {
-    let (rank, size) = (group.rank(), group.size());
-    let (input, mut output) = (vec![0u8; bytes], vec![0u8; bytes]);
-    group.scope(|scope| {
-        scope.recv(&mut output, (rank + size - 1) % size, 0)?;
-        scope.send(&input, (rank + 1) % size, 0)?;
-        Ok(())
-    })
+/// What is passed on: made once, so that its pages are there.
+struct Buffers {
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl Buffers {
+    /// Sends `bytes` to the next rank and receives as many from the one before.
+    fn pass_on(&mut self, group: &Communicator, bytes: usize) -> Result<()> {
+        let (rank, size) = (group.rank(), group.size());
+        let (input, output) = (&self.input[..bytes], &mut self.output[..bytes]);
+        group.scope(|scope| {
+            scope.recv(output, (rank + size - 1) % size, 0)?;
+            scope.send(input, (rank + 1) % size, 0)?;
+            Ok(())
+        })
+    }
 }
 
 #[cfg(test)]

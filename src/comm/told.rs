@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::figures_file;
 use crate::bootstrap::{Introduction, Settings};
 use crate::schedule::cost::{AlgorithmTable, ChoiceMode, Told};
-use crate::sys::process;
+use crate::sys::{host, process};
 use crate::transport::listen::ListenAddresses;
 use crate::types::{Error, Result};
 
@@ -34,6 +34,7 @@ pub(crate) fn introduce(
     let told = Told {
         processors: process::usable_processors(),
         host_processors: process::host_processors(),
+        machine: host::machine(),
         shares_memory,
         choice: settings.choice,
         table: table.digest(),

@@ -47,6 +47,8 @@ pub struct Alternative {
     pub bytes_between_hosts: Option<u64>,
     /// Whether the figures come from simulating the plans of all ranks, rather than from formulas.
     pub simulated: bool,
+    /// Seconds that it took here, if it was measured: see [`Explanation::measure`].
+    pub measured_seconds: Option<f64>,
 }
 
 /// The answer. Serialises without its drawings.
@@ -150,6 +152,7 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
                 bytes_per_rank: 0,
                 bytes_between_hosts: Some(0),
                 simulated: false,
+                measured_seconds: None,
             });
             continue;
         }
@@ -163,6 +166,7 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
                 bytes_per_rank: cost.bytes.round() as u64,
                 bytes_between_hosts: None,
                 simulated: false,
+                measured_seconds: None,
             });
             continue;
         }
@@ -171,11 +175,13 @@ pub fn explain(question: &Question<'_>, model: &CostModel) -> Result<Explanation
         let prediction = cost::simulate(&schedules, hosts, width, model);
         alternatives.push(Alternative {
             algorithm: algorithm.name(),
-            seconds: prediction.seconds,
+            // The simulation does not know that ranks wait for processors; the formula does.
+            seconds: if model.shares_processors(layout.most()) { cost.seconds } else { prediction.seconds },
             steps: prediction.steps,
             bytes_per_rank: prediction.bytes,
             bytes_between_hosts: Some(prediction.bytes_between_hosts),
             simulated: true,
+            measured_seconds: None,
         });
         if algorithm == choice.schedule {
             let verified = verify(&request, &schedules).is_ok();
@@ -279,6 +285,30 @@ impl<'a> Call<'a> {
 }
 
 impl Explanation {
+    /// Puts what an algorithm took beside what is predicted of it. One that is no alternative is left out.
+    pub fn measure(&mut self, algorithm: &str, seconds: f64) {
+        if let Some(other) = self.alternatives.iter_mut().find(|other| other.algorithm == algorithm) {
+            other.measured_seconds = Some(seconds);
+        }
+    }
+
+    /// The algorithm that was measured as fastest, and what it took.
+    pub fn fastest(&self) -> Option<(&'static str, f64)> {
+        let measured = self.alternatives.iter().filter_map(|other| Some((other.algorithm, other.measured_seconds?)));
+        measured.min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// What was measured of the chosen algorithm, in words.
+    fn measured_in_words(&self) -> Option<String> {
+        let chosen = self.alternatives.iter().find(|other| other.algorithm == self.algorithm)?.measured_seconds?;
+        let (fastest, least) = self.fastest()?;
+        let mut words = format!("{}, {:.2} times what is predicted", cost::micros(chosen), chosen / self.seconds);
+        if fastest != self.algorithm {
+            words += &format!("; {fastest} took {}, {:.0} % less", cost::micros(least), 100.0 * (1.0 - least / chosen));
+        }
+        Some(words)
+    }
+
     fn draw(&mut self, schedules: &[Schedule], hosts: &[usize], width: usize) {
         let scratch = schedules.iter().map(|schedule| schedule.scratch).max().unwrap_or(0);
         self.scratch_bytes = scratch as u64 * width as u64;
@@ -318,6 +348,10 @@ impl fmt::Display for Explanation {
         writeln!(f, "\n  algorithm   {}", self.algorithm)?;
         writeln!(f, "  why         {}", self.reason)?;
         writeln!(f, "  predicted   {}", cost::micros(self.seconds))?;
+        let measured = self.measured_in_words();
+        if let Some(words) = &measured {
+            writeln!(f, "  measured    {words}")?;
+        }
         writeln!(f, "  steps       {}", self.steps)?;
         writeln!(f, "  sent        {} by the busiest rank", size_in_words(self.bytes_per_rank))?;
         if self.algorithm == Algorithm::Boards.name() {
@@ -351,17 +385,24 @@ impl fmt::Display for Explanation {
         }
         writeln!(
             f,
-            "\n  {:<20} {:>12} {:>7} {:>12} {:>14}",
-            "alternatives", "predicted", "steps", "sent", "between hosts"
+            "\n  {:<20} {:>12}{} {:>7} {:>12} {:>14}",
+            "alternatives",
+            "predicted",
+            if measured.is_some() { format!(" {:>12}", "measured") } else { String::new() },
+            "steps",
+            "sent",
+            "between hosts"
         )?;
         for other in &self.alternatives {
             let between = other.bytes_between_hosts.map_or("?".into(), size_in_words);
+            let took = other.measured_seconds.map_or("-".into(), cost::micros);
             writeln!(
                 f,
-                "{} {:<20} {:>12} {:>7} {:>12} {:>14}{}",
+                "{} {:<20} {:>12}{} {:>7} {:>12} {:>14}{}",
                 if other.algorithm == self.algorithm { "*" } else { " " },
                 other.algorithm,
                 cost::micros(other.seconds),
+                if measured.is_some() { format!(" {took:>12}") } else { String::new() },
                 other.steps,
                 size_in_words(other.bytes_per_rank),
                 between,
@@ -442,6 +483,31 @@ mod tests {
             (&"ring".into(), &6.into(), &1_572_864.into())
         );
         assert!(json.get("drawing").is_none());
+    }
+
+    #[test]
+    fn measurements_stand_beside_predictions() {
+        let asked = Question { algorithm: Some(Algorithm::Ring), ..question(Collective::Allreduce, 4) };
+        let mut explanation = explain(&asked, &CostModel::default()).unwrap_or_else(|error| panic!("{error}"));
+        assert!(!explanation.to_string().contains("measured"));
+        explanation.measure("ring", 0.02);
+        explanation.measure("two_shot", 0.005);
+        explanation.measure("bruck", 0.001);
+        assert_eq!(explanation.fastest(), Some(("two_shot", 0.005)));
+        let words = explanation.to_string();
+        let lines: Vec<&str> = words.lines().collect();
+        let line =
+            |start: &str| *lines.iter().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{words}"));
+        assert!(
+            line("  measured").contains("20.00 ms") && line("  measured").contains("two_shot took 5.00 ms, 75 % less")
+        );
+        assert!(line("  alternatives").contains("predicted     measured   steps"));
+        assert!(line("* ring").contains("     20.00 ms") && line("  one_shot").contains("            -"), "{words}");
+        let json = serde_json::to_value(&explanation).unwrap_or_default();
+        let others = json["alternatives"].as_array().expect("a list");
+        let of = |name: &str| others.iter().find(|other| other["algorithm"] == name).expect("an alternative");
+        assert_eq!(of("ring")["measured_seconds"], 0.02);
+        assert!(of("one_shot")["measured_seconds"].is_null());
     }
 
     #[test]

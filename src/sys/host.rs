@@ -43,6 +43,13 @@ impl HostIdentity {
     }
 }
 
+/// Names the machine that this process runs on, whatever its network namespace: containers of one machine have the same
+/// name. A name of its own where the kernel does not tell.
+pub fn machine() -> u64 {
+    HostIdentity::current()
+        .map_or_else(|_| u64::from(std::process::id()), |host| (host.boot ^ (host.boot >> 64)) as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,7 @@
 //! (in `namespaces`, if asked) and renders what rank 0 reports; started by a launcher, every process is a rank of that
 //! world, and rank 0 renders itself. `limit` measures the memory instead, without ranks.
 
+pub(super) mod beside;
 mod figures;
 mod layout;
 mod limit;
@@ -12,7 +13,7 @@ mod measure;
 mod namespaces;
 mod report;
 pub(super) mod sizes;
-mod sweep;
+pub(super) mod sweep;
 mod values;
 
 use std::io::{Stdout, stdout};
@@ -201,9 +202,14 @@ impl Bench {
 
     /// Whether ranks that are started here are bound.
     fn bind(&self, ranks: usize) -> Bind {
-        let cores = binding::cores(binding::topology(&phalanx::sys::process::affinity().unwrap_or_default())).len();
-        if self.bind_to == BindTo::Core && ranks <= cores { Bind::Core } else { Bind::None }
+        if self.bind_to == BindTo::Core { bind_to_cores(ranks) } else { Bind::None }
     }
+}
+
+/// A core for each rank, where there are enough.
+fn bind_to_cores(ranks: usize) -> Bind {
+    let cores = binding::cores(binding::topology(&phalanx::sys::process::affinity().unwrap_or_default())).len();
+    if ranks <= cores { Bind::Core } else { Bind::None }
 }
 
 impl Bench {
@@ -235,7 +241,7 @@ fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
     job.check(ranks)?;
     let hosts = if arguments.hosts.is_empty() { Vec::new() } else { namespaces::hosts(&arguments.hosts, ranks)? };
     let address = namespaces::enter_first(&arguments.hosts)?;
-    let start = Start { ranks, variables: Vec::new(), bind: arguments.bind(ranks), hosts, address };
+    let start = Start { ranks, arguments: None, variables: Vec::new(), bind: arguments.bind(ranks), hosts, address };
     let mut renderer = arguments.renderer();
     workers::run(start, move |message: Message| renderer.show(&message)).map(ExitCode::from)
 }

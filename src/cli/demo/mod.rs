@@ -103,7 +103,8 @@ fn start_or_join(arguments: &Demo) -> Result<ExitCode, LaunchError> {
     }
     let ranks = arguments.ranks.unwrap_or(DEFAULT_RANKS);
     arguments.settings().check(ranks, digits.training.len())?;
-    let start = Start { ranks, variables: Vec::new(), bind: Bind::None, hosts: Vec::new(), address: None };
+    let start =
+        Start { ranks, arguments: None, variables: Vec::new(), bind: Bind::None, hosts: Vec::new(), address: None };
     let mut renderer = arguments.renderer();
     workers::run(start, move |message: Message| renderer.show(&message)).map(ExitCode::from)
 }

@@ -112,6 +112,16 @@ fn children(place: usize, n: usize) -> [Option<usize>; 2] {
     [(reach > 0).then(|| place - reach), right]
 }
 
+/// The edges of both trees over `n` members, as positions of child and parent. Costs O(n).
+pub(in crate::schedule) fn edges(n: usize) -> Vec<(usize, usize)> {
+    let ranks: Vec<usize> = (0..n).collect();
+    let levels = Levels { up: Vec::new(), down: Vec::new() };
+    let group = Group { ranks: &ranks, me: 0 };
+    let trees = [false, true].map(|second| Tree { group, second, levels: &levels });
+    let edge = |tree: &Tree<'_>, place| Some((tree.rank(place), tree.rank(tree.parent(place)?)));
+    trees.iter().flat_map(|tree| (1..=n).filter_map(|place| edge(tree, place))).collect()
+}
+
 /// One of the two trees, over places 1 ..= n.
 struct Tree<'a> {
     group: Group<'a>,

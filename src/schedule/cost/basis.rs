@@ -97,6 +97,8 @@ pub struct Told {
     pub processors: usize,
     /// How many its host has for all its ranks.
     pub host_processors: usize,
+    /// Which machine its host is, or is a part of: hosts of one machine share its processors.
+    pub machine: u64,
     /// Whether it may share memory with ranks of its host.
     pub shares_memory: bool,
     /// How freely it would choose.
@@ -161,10 +163,7 @@ pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTab
     }
     let shares_memory = told.iter().all(|one| one.shares_memory);
     let mut basis = Basis { choice: first.choice, table, tuning: first.tuning, ..Basis::usual(shares_memory) };
-    basis.builtin.host = Some(HostModel {
-        processors: processors(told, hosts),
-        ..if shares_memory { HostModel::SHARED_MEMORY } else { HostModel::SOCKETS }
-    });
+    basis.builtin.host = Some(HostModel::of(shares_memory, processors(told, hosts)));
     let known: Option<Vec<Figures>> = told.iter().map(|one| one.figures.filter(Figures::are_sound)).collect();
     let known = known.map(|known| known.into_iter().fold(Figures::default(), Figures::worse));
     Ok(match known.filter(|known| known.cover(hosts)) {
@@ -176,8 +175,7 @@ pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTab
 impl Basis {
     /// That of ranks which know nothing of each other but whether they may share memory.
     pub fn usual(shares_memory: bool) -> Self {
-        let in_host = if shares_memory { LinkModel::SHARED_MEMORY } else { LinkModel::LOOPBACK };
-        Self { builtin: CostModel { in_host, ..CostModel::default() }, shares_memory, ..Self::default() }
+        Self { builtin: CostModel::within(shares_memory), shares_memory, ..Self::default() }
     }
 
     /// The same with measured figures, which must be those of all ranks.
@@ -196,17 +194,20 @@ impl Basis {
     }
 }
 
-/// How many ranks of the most crowded host can be at work at once: its ranks by the number that share a processor.
+/// How many ranks of the largest host can be at work at once: its ranks by the number that share a processor of the most
+/// crowded machine.
 fn processors(told: &[Told], hosts: &[usize]) -> f64 {
-    let mut by_host: BTreeMap<usize, (usize, usize, usize)> = BTreeMap::new();
+    let mut by_machine: BTreeMap<u64, (usize, usize, usize)> = BTreeMap::new();
+    let mut by_host: BTreeMap<usize, usize> = BTreeMap::new();
     for (one, host) in told.iter().zip(hosts) {
-        let (ranks, usable, limit) = by_host.entry(*host).or_insert((0, 0, usize::MAX));
+        let (ranks, usable, limit) = by_machine.entry(one.machine).or_insert((0, 0, usize::MAX));
         *ranks += 1;
         *usable = usable.saturating_add(one.processors);
         *limit = (*limit).min(one.host_processors);
+        *by_host.entry(*host).or_default() += 1;
     }
-    let most = by_host.values().map(|(ranks, ..)| *ranks).max().unwrap_or(1) as f64;
-    let shares = by_host.values().map(|(ranks, usable, limit)| *ranks as f64 / (*usable).min(*limit).max(1) as f64);
+    let most = by_host.into_values().max().unwrap_or(1) as f64;
+    let shares = by_machine.values().map(|(ranks, usable, limit)| *ranks as f64 / (*usable).min(*limit).max(1) as f64);
     most / shares.fold(1.0, f64::max)
 }
 
@@ -220,6 +221,7 @@ mod tests {
         Told {
             processors: 2,
             host_processors: 2,
+            machine: 0,
             shares_memory: false,
             choice: ChoiceMode::Measured,
             table: 0,
@@ -332,7 +334,11 @@ mod tests {
         let bound = Told { processors: 1, host_processors: 64, ..told() };
         assert_eq!(processors(&[bound; 4], &[0; 4]), 4.0);
         assert_eq!(processors(&[told(); 8], &[0; 8]), 2.0);
-        assert_eq!(processors(&[told(), told(), told(), bound], &[0, 0, 0, 1]), 2.0);
+        let elsewhere = Told { machine: 1, ..bound };
+        assert_eq!(processors(&[told(), told(), told(), elsewhere], &[0, 0, 0, 1]), 2.0);
+        // Two hosts of two ranks are one machine of two processors: a host has one of them.
+        assert_eq!(processors(&[told(); 4], &[0, 0, 1, 1]), 1.0);
+        assert_eq!(processors(&[told(); 4], &[0, 1, 2, 3]), 0.5);
         assert_eq!(processors(&[], &[]), 1.0);
     }
 

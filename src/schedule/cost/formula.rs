@@ -4,6 +4,7 @@
 //! neighbour, everyone to a partner at some distance, one to one. How many messages of a pattern cross a host's link at
 //! once follows from which rank is on which host.
 
+use super::network::Leaving;
 use super::{CostModel, LinkModel};
 use crate::schedule::Hosts;
 use crate::schedule::algorithms::hierarchical::{LONGEST_DOUBLED_SHARD, MOST_DIRECT_HOSTS};
@@ -16,6 +17,10 @@ const MOST_COUNTED: usize = 1024;
 /// The pieces of two-shot: their parts, slots and results together fit the last cache that a core has to itself or
 /// nearly so, and are long enough to make the fixed cost of a message small.
 const PIECE_BYTES: f64 = (1 << 20) as f64;
+
+/// Which part more the bytes of a host's link cost where several messages share it: streams do not share evenly, and a
+/// step ends with the slowest.
+const INCAST: f64 = 0.05;
 
 /// What an algorithm costs by formula.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -45,7 +50,7 @@ pub fn estimate(
 ) -> Estimate {
     let n = hosts.size();
     let bytes = elements as f64 * width as f64;
-    let mut tally = Tally { hosts, model, width: width as f64, total: Estimate::default() };
+    let mut tally = Tally { hosts, model, width: width as f64, total: Estimate::default(), waited: 0.0 };
     tally.total.seconds = model.host.map_or(0.0, |host| host.operation);
     if n <= 1 {
         tally.local(bytes, model.copy_seconds_per_byte);
@@ -79,12 +84,14 @@ pub fn estimate(
 }
 
 /// Adds patterns up.
-struct Tally<'a> {
-    hosts: &'a Hosts,
-    model: &'a CostModel,
+pub(super) struct Tally<'a> {
+    pub(super) hosts: &'a Hosts,
+    pub(super) model: &'a CostModel,
     /// Bytes of an element.
     width: f64,
-    total: Estimate,
+    pub(super) total: Estimate,
+    /// The longest that ranks waited for each other at a card or a rack so far.
+    pub(super) waited: f64,
 }
 
 impl Tally<'_> {
@@ -94,16 +101,39 @@ impl Tally<'_> {
 
     /// Adds a step that ends when the slower of two groups of messages ends: `near` ones through one rank's port, `far`
     /// ones through one host's. All ranks of a host send and receive alike.
-    fn step(&mut self, near: usize, far: usize, bytes: f64) {
+    fn step(&mut self, near: usize, far: Leaving, bytes: f64) {
         self.step_of(near, near * self.hosts.most(), far, bytes);
     }
 
     /// As [`step`](Self::step), where a host's ranks have `all` messages among them.
-    fn step_of(&mut self, near: usize, all: usize, far: usize, bytes: f64) {
+    fn step_of(&mut self, near: usize, all: usize, far: Leaving, bytes: f64) {
         self.total.steps += 1;
-        let link = &self.model.between_hosts;
-        let far = if far == 0 { 0.0 } else { link.latency + far as f64 * link.occupied(bytes) };
-        self.total.seconds += self.near(near, all, bytes).max(far);
+        let model = self.model;
+        match &model.network {
+            Some(network) => self.network_step(network, (near, near > 0 && all == near), far, bytes),
+            None => self.total.seconds += self.near(near, all, bytes).max(self.far(far, bytes)),
+        }
+    }
+
+    /// A step between hosts.
+    fn far(&self, leaving: Leaving, bytes: f64) -> f64 {
+        let (link, far) = (&self.model.between_hosts, leaving.host as f64);
+        if leaving.host == 0 {
+            return 0.0;
+        }
+        let crowded = if leaving.host > 1 { 1.0 + INCAST } else { 1.0 };
+        let links = link.latency + far * link.occupied(bytes * crowded);
+        let Some(host) = self.model.host else { return links };
+        let share = self.model.sharing(self.hosts.most());
+        if share <= 1.0 {
+            return links;
+        }
+        // Where processors have too much to do, it is they who hold things up, and not the links.
+        let message = host.far_switch + bytes * LinkModel::LOOPBACK.seconds_per_byte;
+        let together = leaving.all as f64 / (host.processors * self.hosts.count() as f64);
+        let part = if leaving.all == leaving.host { host.one_way } else { 1.0 };
+        let processors = link.latency + host.far_turn * (share - 1.0) + (far * part).max(together) * message;
+        links.max(processors)
     }
 
     /// A step within hosts.
@@ -142,30 +172,40 @@ impl Tally<'_> {
     /// Everyone sends `bytes` to everyone.
     fn direct(&mut self, bytes: f64) {
         let (n, most) = (self.n(), self.hosts.most());
-        self.step(most - 1, most * (n - most), bytes);
+        self.step(most - 1, self.leaving_to_all(most), bytes);
         self.total.bytes += (n - 1) as f64 * bytes;
     }
 
     /// One rank sends `bytes` to everyone, or receives them.
     fn fan(&mut self, bytes: f64) {
         let (n, most) = (self.n(), self.hosts.most());
-        self.step_of(most - 1, most - 1, n - most, bytes);
+        self.step_of(most - 1, most - 1, self.leaving_one(), bytes);
         self.total.bytes += (n - 1) as f64 * bytes;
     }
 
     /// `times` steps around the ring that visits host after host.
-    fn ring(&mut self, times: usize, bytes: f64) {
-        let before = self.total;
-        self.step(usize::from(self.hosts.most() > 1), usize::from(self.hosts.count() > 1), bytes);
-        self.total.seconds = before.seconds + times as f64 * (self.total.seconds - before.seconds);
-        self.total.steps = before.steps + times;
+    fn ring(&mut self, times: usize, bytes: f64, reduces: bool) {
+        self.total.steps += times;
         self.total.bytes += times as f64 * bytes;
+        let hosts = self.hosts.count();
+        let far = if hosts > 1 { hosts } else { 0 };
+        self.total.seconds += match &self.model.network {
+            Some(network) => {
+                let hops = (self.n() - far, far, self.racks_to_cross());
+                self.network_ring(network, times, hops, 1, bytes, reduces)
+            }
+            None => {
+                let most = self.hosts.most();
+                let leaving = Leaving { host: far.min(1), rack: 0, all: far };
+                times as f64 * self.near(usize::from(most > 1), most, bytes).max(self.far(leaving, bytes))
+            }
+        };
     }
 
     /// Everyone sends `bytes` to the rank `distance` away.
     fn exchange(&mut self, distance: usize, bytes: f64) {
         let n = self.n();
-        self.step(1, self.hosts.crossing((0..n).map(|rank| (rank, (rank + distance) % n))), bytes);
+        self.step(1, self.leaving((0..n).map(|rank| (rank, (rank + distance) % n))), bytes);
         self.total.bytes += bytes;
     }
 
@@ -174,7 +214,7 @@ impl Tally<'_> {
     fn level(&mut self, distance: usize, bytes: f64) {
         let senders = (0..self.n() - distance).step_by(2 * distance);
         let all = senders.len().div_ceil(self.hosts.count());
-        self.step_of(1, all, self.hosts.crossing(senders.map(|rank| (rank, rank + distance))), bytes);
+        self.step_of(1, all, self.leaving(senders.map(|rank| (rank, rank + distance))), bytes);
         self.total.bytes += bytes;
     }
 
@@ -202,7 +242,7 @@ impl Tally<'_> {
         let extras = self.n() - count;
         let rank = |number: usize| if number < extras { 2 * number } else { number + extras };
         let fold = |tally: &mut Self, bytes: f64| {
-            tally.step(1, tally.hosts.crossing((0..extras).map(|pair| (2 * pair, 2 * pair + 1))), bytes);
+            tally.step(1, tally.leaving((0..extras).map(|pair| (2 * pair, 2 * pair + 1))), bytes);
         };
         if let Some(there) = there.filter(|_| extras > 0) {
             fold(self, there);
@@ -210,7 +250,7 @@ impl Tally<'_> {
         for bit in 0..count.ilog2() {
             let bytes = bytes(1 << bit, count);
             let messages = (0..count).map(|number| (rank(number), rank(number ^ (1 << bit))));
-            self.step(1, self.hosts.crossing(messages), bytes);
+            self.step(1, self.leaving(messages), bytes);
             self.total.bytes += bytes;
         }
         if let Some(back) = back.filter(|_| extras > 0) {
@@ -228,7 +268,8 @@ impl Tally<'_> {
         let filling: f64 = links.iter().map(|(hops, link)| hops * link.seconds_per_byte).sum();
         let segments = segments(bytes, filling - slow.seconds_per_byte, slow.latency + slow.overhead);
         let segment = bytes / segments;
-        let hop = model.between_hosts.latency + model.between_hosts.occupied(segment);
+        let one = Leaving { host: 1, rack: 0, all: 1 };
+        let hop = self.far(one, segment);
         let all = (self.n() - 1).div_ceil(self.hosts.count());
         self.total.seconds += near as f64 * self.near(1, 1, segment) + far as f64 * hop;
         self.total.seconds +=
@@ -251,8 +292,11 @@ impl Tally<'_> {
                 self.arithmetic(n * bytes);
             }
             Algorithm::Ring => {
-                self.ring(2 * (self.n() - 1), bytes / n);
-                self.arithmetic((n - 1.0) / n * bytes);
+                self.ring(self.n() - 1, bytes / n, true);
+                self.ring(self.n() - 1, bytes / n, false);
+                if self.model.network.is_none() {
+                    self.arithmetic((n - 1.0) / n * bytes);
+                }
             }
             Algorithm::RecursiveDoubling => {
                 self.folded(Some(bytes), Some(bytes), |_, _| bytes);
@@ -291,6 +335,14 @@ impl Tally<'_> {
 
     /// Both halves at once: in each slot, every member sends and receives four segments, two each way.
     fn double_tree(&mut self, bytes: f64) {
+        if let Some(network) = &self.model.network {
+            let (seconds, segments) = self.network_double_tree(network, bytes);
+            self.total.seconds += seconds;
+            self.total.steps = segments as usize + 3 * ceil_log2(self.n()) as usize;
+            self.total.bytes += if self.n() == 2 { bytes } else { 2.0 * bytes };
+            self.total.segment = bytes / 2.0 / segments;
+            return;
+        }
         let link = self.slower();
         let depth = 2.0 * f64::from(ceil_log2(self.n()));
         let fixed = link.latency + 4.0 * link.overhead;
@@ -298,11 +350,11 @@ impl Tally<'_> {
         let segment = bytes / 2.0 / segments;
         // Where ranks of a host are neighbours, about one inner member of each tree has children elsewhere.
         let n = self.n();
-        let leaving = 4 * self.hosts.crossing((0..n).map(|rank| (rank, (rank + 1) % n)));
-        let before = self.total.seconds;
-        self.step(1, leaving / 4, segment);
+        let leaving = self.hosts.crossing((0..n).map(|rank| (rank, (rank + 1) % n)));
+        let (before, count) = (self.total.seconds, self.hosts.count());
+        self.step(1, Leaving { host: leaving, rack: 0, all: leaving * count }, segment);
         let filling = self.total.seconds - before;
-        self.step(4, leaving, segment);
+        self.step(4, Leaving { host: 4 * leaving, rack: 0, all: 4 * leaving * count }, segment);
         let steady = self.total.seconds - before - filling;
         self.total.seconds = before + depth * filling + (segments - 1.0) * steady;
         self.total.steps = segments as usize + depth as usize;
@@ -315,7 +367,7 @@ impl Tally<'_> {
     fn within_fan(&mut self, bytes: f64) {
         let others = self.hosts.most() - 1;
         if others > 0 {
-            self.step_of(others, others, 0, bytes);
+            self.step_of(others, others, Leaving::default(), bytes);
             self.total.bytes += others as f64 * bytes;
         }
     }
@@ -323,7 +375,7 @@ impl Tally<'_> {
     /// Owners and all others of each host exchange shards of `bytes`.
     fn within(&mut self, bytes: f64) {
         if self.hosts.most() > 1 {
-            self.step(self.hosts.most() - 1, 0, bytes);
+            self.step(self.hosts.most() - 1, Leaving::default(), bytes);
             self.total.bytes += (self.hosts.most() - 1) as f64 * bytes;
         }
     }
@@ -336,22 +388,44 @@ impl Tally<'_> {
             return;
         }
         if bytes <= LONGEST_DOUBLED_SHARD as f64 * self.width {
-            for _ in 0..hosts.ilog2() + 2 * u32::from(!hosts.is_power_of_two()) {
-                self.step(0, columns, bytes);
+            for bit in 0..hosts.ilog2() + 2 * u32::from(!hosts.is_power_of_two()) {
+                self.step(0, self.leaving_column(columns, 1 << bit), bytes);
                 self.total.bytes += bytes;
             }
+            self.arithmetic(2.0 * f64::from(ceil_log2(hosts)) * bytes);
         } else if hosts <= MOST_DIRECT_HOSTS {
             for _ in 0..2 {
-                self.step(0, columns * (hosts - 1), bytes / count);
+                self.columns_direct(columns, bytes / count);
                 self.total.bytes += (count - 1.0) * bytes / count;
             }
+            self.arithmetic(bytes);
         } else {
-            for _ in 0..2 * (hosts - 1) {
-                self.step(0, columns, bytes / count);
-                self.total.bytes += bytes / count;
-            }
+            self.columns_ring(hosts - 1, columns, bytes / count, true);
+            self.columns_ring(hosts - 1, columns, bytes / count, false);
         }
-        self.arithmetic(2.0 * bytes);
+    }
+
+    /// Within each column, everyone sends `bytes` to everyone.
+    fn columns_direct(&mut self, columns: usize, bytes: f64) {
+        let others = self.hosts.count() - 1;
+        let Leaving { host, rack, all } = self.leaving_column(columns, self.hosts.count());
+        self.step(0, Leaving { host: host * others, rack: rack * others, all: all * others }, bytes);
+    }
+
+    /// `times` steps around the rings of all columns at once.
+    fn columns_ring(&mut self, times: usize, columns: usize, bytes: f64, reduces: bool) {
+        self.total.steps += times;
+        self.total.bytes += times as f64 * bytes;
+        self.total.seconds += match &self.model.network {
+            Some(network) => {
+                let hops = (0, self.hosts.count(), self.racks_to_cross());
+                self.network_ring(network, times, hops, columns, bytes, reduces)
+            }
+            None => times as f64 * self.far(self.leaving_column(columns, 1), bytes),
+        };
+        if reduces && self.model.network.is_none() {
+            self.arithmetic(2.0 * bytes * self.hosts.count() as f64);
+        }
     }
 
     fn reduce(&mut self, algorithm: Algorithm, bytes: f64) {
@@ -408,8 +482,8 @@ impl Tally<'_> {
     /// A binomial tree over one rank of each host.
     fn leaders(&mut self, bytes: f64) {
         let hosts = self.hosts.count();
-        for _ in 0..ceil_log2(hosts) {
-            self.step(0, 1, bytes);
+        for bit in 0..ceil_log2(hosts) {
+            self.step(0, self.leaving_column(1, 1 << bit), bytes);
             self.total.bytes += bytes;
         }
         if !hosts.is_power_of_two() {
@@ -421,7 +495,7 @@ impl Tally<'_> {
         let n = self.n();
         let block = bytes / n as f64;
         match algorithm {
-            Algorithm::Ring => self.ring(n - 1, block),
+            Algorithm::Ring => self.ring(n - 1, block, false),
             Algorithm::RecursiveDoubling => {
                 self.folded(Some(block), Some(bytes), |distance, count| bytes * distance as f64 / count as f64);
             }
@@ -435,15 +509,15 @@ impl Tally<'_> {
         let (owners, hosts) = (self.hosts.fewest(), self.hosts.count());
         let given = self.hosts.most().div_ceil(owners);
         if given > 1 {
-            self.step(given - 1, 0, block);
+            self.step(given - 1, Leaving::default(), block);
         }
         let bundle = given as f64 * block;
         if hosts > 1 && hosts <= MOST_DIRECT_HOSTS {
-            self.step(0, owners * (hosts - 1), bundle);
+            self.columns_direct(owners, bundle);
+            self.total.bytes += (hosts - 1) as f64 * bundle;
         } else if hosts > MOST_DIRECT_HOSTS {
-            (0..hosts - 1).for_each(|_| self.step(0, owners, bundle));
+            self.columns_ring(hosts - 1, owners, bundle, false);
         }
-        self.total.bytes += (hosts - 1) as f64 * bundle;
         self.within(hosts as f64 * bundle);
     }
 
@@ -455,8 +529,10 @@ impl Tally<'_> {
                 self.arithmetic(bytes);
             }
             Algorithm::Ring => {
-                self.ring(self.n() - 1, bytes / n);
-                self.arithmetic(bytes);
+                self.ring(self.n() - 1, bytes / n, true);
+                if self.model.network.is_none() {
+                    self.arithmetic(bytes);
+                }
             }
             Algorithm::HalvingDoubling => {
                 self.folded(Some(bytes), Some(bytes / n), |distance, count| bytes * distance as f64 / count as f64);
@@ -477,7 +553,9 @@ impl Tally<'_> {
         }
         // Nearly every message crosses where there are many hosts.
         let before = self.total;
-        self.step(1, if self.hosts.count() > 1 { self.hosts.most() } else { 0 }, block);
+        let each = if self.hosts.count() > 1 { self.hosts.most() } else { 0 };
+        let rack = if self.racks_to_cross() > 0 { self.ranks_of_a_rack() } else { 0 };
+        self.step(1, Leaving { host: each, rack, all: each * self.hosts.count() }, block);
         self.total.seconds = before.seconds + (n - 1) as f64 * (self.total.seconds - before.seconds);
         self.total.steps = before.steps + n - 1;
         self.total.bytes += (n - 1) as f64 * block;
@@ -540,7 +618,7 @@ impl Tally<'_> {
 }
 
 /// The least k with 2^k >= n.
-fn ceil_log2(n: usize) -> u32 {
+pub(super) fn ceil_log2(n: usize) -> u32 {
     n.max(1).next_power_of_two().ilog2()
 }
 

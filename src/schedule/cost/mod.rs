@@ -10,6 +10,7 @@
 mod basis;
 mod boards;
 mod formula;
+mod network;
 mod select;
 mod simulate;
 mod table;
@@ -18,6 +19,7 @@ pub mod tune;
 pub use basis::{Basis, ChoiceMode, Figures, Told, agree};
 pub use boards::{BoardModel, MOST_RANKS_OF_BOARDS};
 pub use formula::{Estimate, estimate};
+pub use network::NetworkModel;
 pub use select::{Choice, Selection, select, select_by};
 pub(super) use select::{micros, width_on_the_wire};
 pub(super) use simulate::paced;
@@ -53,6 +55,8 @@ pub struct CostModel {
     /// What the ranks of a host share. Nothing, if not given: then each has a processor of its own, which sends and
     /// receives at the same time.
     pub host: Option<HostModel>,
+    /// What is known of the network between hosts. If nothing, a host has one port each way, and steps are rounds.
+    pub network: Option<NetworkModel>,
 }
 
 /// What the ranks of a host share.
@@ -61,7 +65,8 @@ pub struct CostModel {
 /// take turns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostModel {
-    /// How many ranks can be at work at once: the processors that they have together.
+    /// How many ranks can be at work at once: the processors that they have together. A fraction where hosts are
+    /// parts of one machine that has fewer processors than hosts.
     pub processors: f64,
     /// Seconds until a rank has a processor again, for each rank that shares it.
     pub turn: f64,
@@ -74,6 +79,10 @@ pub struct HostModel {
     pub one_way: f64,
     /// Seconds that an operation costs beside its messages.
     pub operation: f64,
+    /// Seconds of a processor for a message between hosts, at both ends, where ranks share processors.
+    pub far_switch: f64,
+    /// Seconds until a rank has a processor again that waits for another host, for each rank that shares it.
+    pub far_turn: f64,
 }
 
 impl HostModel {
@@ -85,17 +94,42 @@ impl HostModel {
         idling: 0.0,
         one_way: 0.7,
         operation: 0.5e-6,
+        far_switch: 48e-6,
+        far_turn: 20e-6,
     };
 
     /// Ranks that move bytes through sockets, where they sleep sooner.
     pub const SOCKETS: HostModel = HostModel {
         processors: f64::INFINITY,
-        turn: 5e-6,
-        switch: 3.5e-6,
-        idling: 0.6,
-        one_way: 0.65,
-        operation: 0.5e-6,
+        turn: 4.8e-6,
+        switch: 2.1e-6,
+        idling: 0.18,
+        one_way: 0.87,
+        operation: 1.6e-6,
+        far_switch: 48e-6,
+        far_turn: 20e-6,
     };
+}
+
+impl HostModel {
+    /// Ranks of a host that has `processors` for them, over shared memory or over sockets.
+    pub const fn of(shares_memory: bool, processors: f64) -> Self {
+        Self { processors, ..if shares_memory { Self::SHARED_MEMORY } else { Self::SOCKETS } }
+    }
+
+    /// Ranks to which it makes no difference that they share processors, but that these have only so much time.
+    pub const fn sharing_nothing_but(processors: f64) -> Self {
+        Self {
+            processors,
+            turn: 0.0,
+            switch: 0.0,
+            idling: 0.0,
+            one_way: 1.0,
+            operation: 0.0,
+            far_switch: 0.0,
+            far_turn: 0.0,
+        }
+    }
 }
 
 impl Default for HostModel {
@@ -105,9 +139,23 @@ impl Default for HostModel {
 }
 
 impl CostModel {
+    /// Over shared memory within hosts, or over sockets. What comes through sockets is combined as it comes, while it is in
+    /// the cache.
+    pub fn within(shares_memory: bool) -> Self {
+        match shares_memory {
+            true => Self::default(),
+            false => Self { in_host: LinkModel::LOOPBACK, reduce_seconds_per_byte: 1.0 / 50e9, ..Self::default() },
+        }
+    }
+
+    /// Whether `ranks` ranks of a host take turns on its processors.
+    pub fn shares_processors(&self, ranks: usize) -> bool {
+        self.sharing(ranks) > 1.0
+    }
+
     /// How many of `ranks` ranks of a host share a processor.
     fn sharing(&self, ranks: usize) -> f64 {
-        self.host.map_or(1.0, |host| (ranks as f64 / host.processors.max(1.0)).max(1.0))
+        self.host.map_or(1.0, |host| (ranks as f64 / host.processors.max(1e-3)).max(1.0))
     }
 
     /// Seconds more that a step takes where `ranks` ranks of a host share processors.
@@ -120,8 +168,8 @@ impl LinkModel {
     /// Shared memory of one host: the figures of a small server, 5 GB/s for a message between two ranks.
     pub const SHARED_MEMORY: LinkModel = LinkModel { latency: 0.3e-6, overhead: 0.2e-6, seconds_per_byte: 1.0 / 5e9 };
 
-    /// TCP within one host.
-    pub const LOOPBACK: LinkModel = LinkModel { latency: 1.5e-6, overhead: 2.5e-6, seconds_per_byte: 1.0 / 2e9 };
+    /// TCP within one host, as measured between two cores.
+    pub const LOOPBACK: LinkModel = LinkModel { latency: 0.8e-6, overhead: 2.1e-6, seconds_per_byte: 1.0 / 4.7e9 };
 
     /// TCP over Ethernet of the given speed, switched.
     pub const fn ethernet(gigabits_per_second: f64) -> LinkModel {
@@ -144,6 +192,7 @@ impl Default for CostModel {
             copy_seconds_per_byte: 1.0 / 12e9,
             boards: BoardModel::default(),
             host: None,
+            network: None,
         }
     }
 }

@@ -68,10 +68,6 @@ pub struct Choice {
     pub interchangeable: Vec<Algorithm>,
 }
 
-/// The most ranks for which direct algorithms are preferred to others whatever the formulas say: they reduce in rank
-/// order, round halves once, and have the fewest steps; and with so few ranks, n - 1 messages at once crowd no port.
-const MOST_DIRECT: usize = 8;
-
 /// The longest buffer for one-shot, in bytes, which needs scratch for n - 1 of it.
 const MOST_ONE_SHOT: usize = 1 << 20;
 
@@ -80,7 +76,7 @@ const MOST_ONE_SHOT: usize = 1 << 20;
 /// A forced algorithm that does not serve the collective is not an error, since it is usually meant for another
 /// collective of the same program; the reason says so.
 pub fn select(selection: &Selection<'_>, model: &CostModel) -> Choice {
-    select_among(selection, model, Among::Usual)
+    select_among(selection, model, Among::All)
 }
 
 /// Chooses by what the ranks agreed on: the table first, then the figures.
@@ -147,8 +143,6 @@ fn is_sensible(algorithm: Algorithm, selection: &Selection<'_>, hosts: &Hosts) -
 /// Which algorithms compete.
 #[derive(Clone, Copy)]
 enum Among {
-    /// Among few ranks the direct ones, else all.
-    Usual,
     /// Those that give the bits of this one.
     SameBits(Algorithm),
     All,
@@ -226,16 +220,13 @@ fn decide(
     if size == 1 {
         return choose(algorithms_for(collective)[0], "one rank has nothing to exchange".into());
     }
-    let few = size <= MOST_DIRECT && collective == Collective::Allreduce && matches!(among, Among::Usual);
     let partial = |algorithm| partials_travel(collective, algorithm, hosts, selection.deterministic);
     let allowed = |algorithm| match among {
         Among::SameBits(usual) => algorithm == usual || !partial(algorithm) && !partial(usual),
         _ => true,
     };
-    let direct = [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::Hierarchical];
-    let mut candidates = alternatives.iter().filter(|(algorithm, _)| {
-        allowed(*algorithm) && is_sensible(*algorithm, selection, hosts) && (!few || direct.contains(algorithm))
-    });
+    let mut candidates =
+        alternatives.iter().filter(|(algorithm, _)| allowed(*algorithm) && is_sensible(*algorithm, selection, hosts));
     let Some(&(algorithm, cost)) = candidates.next() else {
         return choose(fastest, "the only one that serves".into());
     };
@@ -244,7 +235,6 @@ fn decide(
     });
     let why = match beaten {
         None => "the only one that serves".into(),
-        Some(beaten) if few => format!("direct or by host, since ranks are few; {beaten}"),
         Some(beaten) => beaten,
     };
     choose(algorithm, why)
@@ -262,6 +252,7 @@ pub(in crate::schedule) fn micros(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::cost::HostModel;
 
     fn selection(collective: Collective, elements: usize, size: usize) -> Selection<'static> {
         Selection::new(collective, elements, DataType::F32, size, &[])
@@ -272,13 +263,30 @@ mod tests {
     }
 
     #[test]
-    fn few_ranks_speak_directly() {
-        for size in 2..=8 {
+    fn few_ranks_speak_directly_unless_that_crowds_a_link_or_a_processor() {
+        for size in 2..=4 {
             assert_eq!(chosen(&selection(Collective::Allreduce, 1, size)), Algorithm::OneShot);
-            for elements in [1 << 20, 1 << 25] {
-                assert_eq!(chosen(&selection(Collective::Allreduce, elements, size)), Algorithm::TwoShot);
-            }
         }
+        // Four hosts: several streams into one port hold each other up.
+        let apart = Selection { hosts: &[0, 1, 2, 3], ..selection(Collective::Allreduce, 1 << 24, 4) };
+        assert_eq!(chosen(&apart), Algorithm::HalvingDoubling);
+        // Four ranks on two processors: each message costs a turn.
+        let crowded = CostModel { host: Some(HostModel::of(false, 2.0)), ..CostModel::within(false) };
+        let short = selection(Collective::Allreduce, 2, 4);
+        assert_eq!(select(&short, &crowded).algorithm, Algorithm::RecursiveDoubling);
+        let roomy = CostModel { host: Some(HostModel::of(false, 4.0)), ..CostModel::within(false) };
+        let seconds = |model: &CostModel| select(&short, model).alternatives[0].1.seconds;
+        assert!(seconds(&crowded) > 1.5 * seconds(&roomy));
+    }
+
+    #[test]
+    fn hosts_of_one_machine_wait_for_its_processors() {
+        let hosts = [0, 1, 2, 3];
+        let short = Selection { hosts: &hosts, ..selection(Collective::Allreduce, 2, 4) };
+        let with = |processors| CostModel { host: Some(HostModel::of(true, processors)), ..CostModel::default() };
+        assert_eq!(select(&short, &with(1.0)).algorithm, Algorithm::OneShot);
+        // Four hosts on two processors: a message costs both of its ends a turn.
+        assert_eq!(select(&short, &with(0.5)).algorithm, Algorithm::RecursiveDoubling);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub use predict::{Forecast, Question, choice, forecast};
 pub use presets::{PRESETS, preset};
 pub use text::FabricError;
 
-use super::cost::{CostModel, LinkModel};
+use super::cost::{CostModel, HostModel, LinkModel, NetworkModel};
 
 /// What a core pays for a message, at each end, and how long the message is under way besides.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -109,10 +109,10 @@ impl Fabric {
         (0..ranks).map(|rank| rank / self.ranks_per_host).collect()
     }
 
-    /// The same as the cost model sees it, which knows links within hosts and between hosts only: racks and what is
-    /// above them are left out, but for the latency.
-    pub fn cost_model(&self, ranks: usize) -> CostModel {
-        let hops = if self.ranks_per_rack().is_some_and(|most| ranks > most) { 4.0 } else { 2.0 };
+    /// The same as the cost model sees it.
+    pub fn cost_model(&self) -> CostModel {
+        let processors = self.cores_per_host.min(self.ranks_per_host) as f64;
+        let uplinks = self.hosts_per_rack.max(1) as f64 * self.nics as f64 * self.nic_rate / self.oversubscription;
         CostModel {
             in_host: LinkModel {
                 latency: self.memory.latency,
@@ -120,12 +120,23 @@ impl Fabric {
                 seconds_per_byte: 1.0 / self.memory.rate,
             },
             between_hosts: LinkModel {
-                latency: self.network.latency + hops * self.hop_latency,
+                latency: self.network.latency + 2.0 * self.hop_latency,
                 overhead: self.network.overhead,
                 seconds_per_byte: 1.0 / (self.nics as f64 * self.nic_rate),
             },
             reduce_seconds_per_byte: 1.0 / self.reduce_rate,
             copy_seconds_per_byte: 1.0 / self.copy_rate,
+            host: Some(HostModel::sharing_nothing_but(processors)),
+            network: Some(NetworkModel {
+                end_seconds_per_byte: 1.0 / self.network.rate,
+                cards: self.nics,
+                card_overhead: self.nic_overhead,
+                card_seconds_per_byte: 1.0 / self.nic_rate,
+                hosts_per_rack: self.hosts_per_rack,
+                rack_seconds_per_byte: 1.0 / uplinks,
+                between_racks: 2.0 * self.hop_latency,
+                early_bytes: self.eager_bytes as f64,
+            }),
             // The plans that are simulated are of messages.
             ..CostModel::default()
         }

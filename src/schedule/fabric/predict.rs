@@ -48,7 +48,7 @@ pub fn choice(question: &Question<'_>, forced: Option<Algorithm>) -> Choice {
     let elements = if collective == Collective::Barrier { 0 } else { bytes / dtype.size() };
     let hosts = fabric.hosts(ranks);
     let selection = Selection { forced, ..Selection::new(collective, elements, dtype, ranks, &hosts) };
-    select(&selection, &fabric.cost_model(ranks))
+    select(&selection, &fabric.cost_model())
 }
 
 /// Predicts. More than `most_messages` to run is an error, which says how many there are; so is an algorithm that does
@@ -107,7 +107,9 @@ impl<'a> Job<'a> {
             Collective::Allreduce | Collective::Reduce | Collective::Broadcast | Collective::Barrier
         );
         // What one rank stands in for must divide among all of them.
-        let even = blocks || repeats(collective, algorithm);
+        // Made up to an element for each rank, a short buffer would go another way between hosts.
+        let is_short = algorithm == Algorithm::Hierarchical && asked < ranks;
+        let even = blocks || repeats(collective, algorithm) && !is_short;
         let elements = if even { asked.next_multiple_of(ranks) } else { asked };
         let mut segment = choice(question, Some(algorithm)).segment;
         if algorithm == Algorithm::TwoShot {
@@ -123,7 +125,9 @@ impl<'a> Job<'a> {
             segment,
             period: ranks,
         };
-        job.period = job.find_period()?;
+        if even {
+            job.period = job.find_period()?;
+        }
         Ok(job)
     }
 

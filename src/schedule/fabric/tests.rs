@@ -286,6 +286,52 @@ fn a_ring_of_thousands_is_run_by_one_rack() {
     assert_eq!(forecast.bytes_sent, 2 * 1023 * (64 << 20));
 }
 
+/// Seconds by the simulator and by formula, of each algorithm that selection may take for an allreduce.
+fn allreduces(ranks: usize, bytes: usize, fabric: &Fabric) -> (Algorithm, Vec<(Algorithm, f64, f64)>) {
+    let question = |algorithm| question(Collective::Allreduce, algorithm, ranks, bytes, fabric);
+    let choice = choice(&question(Algorithm::Ring), None);
+    let cells = choice.alternatives.iter().filter(|(algorithm, _)| match algorithm {
+        // Everyone to everyone is for few, and never the fastest among many.
+        Algorithm::OneShot | Algorithm::TwoShot => ranks <= 64,
+        _ => true,
+    });
+    let cells = cells.map(|&(algorithm, cost)| {
+        let forecast = forecast(&question(algorithm), u64::MAX).unwrap_or_else(|error| panic!("{error}"));
+        (algorithm, forecast.seconds, cost.seconds)
+    });
+    (choice.algorithm, cells.collect())
+}
+
+#[test]
+fn the_choice_is_within_15_percent_of_the_best() {
+    for (name, _) in PRESETS.iter().filter(|(name, _)| *name != "laptop") {
+        let fabric = preset(name).expect("a preset");
+        for (ranks, sizes) in
+            [(8, vec![1 << 10, 64 << 10, 64 << 20]), (64, vec![64 << 10, 1 << 20]), (512, vec![1 << 20])]
+        {
+            for bytes in sizes {
+                let (chosen, cells) = allreduces(ranks, bytes, &fabric);
+                let best = cells.iter().map(|(_, seconds, _)| *seconds).fold(f64::INFINITY, f64::min);
+                let (_, taken, _) = cells.iter().find(|(algorithm, ..)| *algorithm == chosen).expect("the chosen one");
+                assert!(*taken <= 1.15 * best, "{chosen} of {bytes} bytes among {ranks} on {name}: {cells:?}");
+                for (algorithm, simulated, formula) in &cells {
+                    let ratio = formula / simulated;
+                    assert!((0.75..1.35).contains(&ratio), "{ratio} {algorithm} of {bytes} among {ranks} on {name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_short_buffer_goes_by_host_as_it_would() {
+    // 16 elements for 64 ranks: made up to an element for each, shards would still be short; nothing is made up.
+    let fabric = preset("ethernet-10g").expect("a preset");
+    let question = question(Collective::Allreduce, Algorithm::Hierarchical, 64, 64, &fabric);
+    let forecast = forecast(&question, u64::MAX).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((forecast.bytes, forecast.ranks_run), (64, 64));
+}
+
 #[test]
 fn too_many_messages_are_said_to_be() {
     let fabric = clos(2, 0, 1.0);
