@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use crate::comm::{member, thread_world_on};
+use crate::comm::{member, thread_world_on, within_process};
 use crate::schedule::cost::Basis;
 use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenConfig, Listeners};
@@ -43,6 +43,7 @@ pub fn local_world_with(kind: TransportKind, hosts: &[usize], single_copy: bool)
             ConnectorConfig { transport, single_copy, ..config },
             view.clone(),
             basis,
+            within_process(hosts.len()),
             Settings::default(),
         )
     };

@@ -9,17 +9,21 @@ use super::{figures_file, probe, told};
 use crate::bootstrap::{self, Config};
 use crate::executor::{Dial, Engine, EngineConfig};
 use crate::membership::Member;
-use crate::schedule::cost::{Basis, ChoiceMode, agree};
+use crate::schedule::cost::{Basis, ChoiceMode, Crowd, agree, crowd};
 use crate::sys;
 use crate::transport::connect::{Connector, ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenConfig, Listeners};
 use crate::transport::sleep::Sleeper;
 use crate::types::{CommunicatorId, Deadline, Error, Generation, Result, TransportKind, View};
 
-/// How the engine waits when `local_ranks` share this host, as far as this process's own processors tell: more is known
-/// when the ranks have told each other theirs.
-pub(super) fn engine_config(local_ranks: usize) -> EngineConfig {
-    EngineConfig::new(local_ranks, sys::process::usable_processors())
+/// How the engines wait of `ranks` that are threads of this process, or which this process knows nothing of yet.
+pub(crate) fn within_process(ranks: usize) -> EngineConfig {
+    EngineConfig::new(ranks, sys::process::usable_processors())
+}
+
+/// How the engine of a rank waits among the ranks of its machine.
+pub(crate) fn among(crowd: Crowd) -> EngineConfig {
+    EngineConfig::new(crowd.ranks, crowd.processors)
 }
 
 /// What the engine sleeps on. `single_copy` says whether others may read this process's memory.
@@ -38,14 +42,14 @@ pub(crate) fn member(
     connector: ConnectorConfig,
     view: View,
     basis: Arc<Basis>,
+    waits: EngineConfig,
     settings: Settings,
 ) -> Result<Communicator> {
     let (rank, size) = (connector.rank, view.size());
     let sleeper = sleeper(connector.single_copy)?;
     let slot = Arc::new(OnceLock::new());
     let dial = Box::new(Dialler(Arc::downgrade(&slot)));
-    let (_, local_size) = view.local(rank);
-    let engine = Engine::new(rank, size, dial, sleeper.clone(), engine_config(local_size))?;
+    let engine = Engine::new(rank, size, dial, sleeper.clone(), waits)?;
     let connector = Connector::start(listeners, connector, sleeper, Box::new(engine.connection_handler()))?;
     // The slot was made here and is empty.
     let _ = slot.set(connector);
@@ -87,7 +91,7 @@ impl Config {
         };
         if size == 1 {
             let view = View { generation: Generation::FIRST, hosts: vec![0] };
-            let engine = Engine::new(0, 1, Box::new(Nobody), sleeper(false)?, engine_config(1))?;
+            let engine = Engine::new(0, 1, Box::new(Nobody), sleeper(false)?, within_process(1))?;
             let world = Arc::new(World::new(engine, None));
             return Communicator::new(world, CommunicatorId::WORLD, [0].into(), 0, view, Arc::default(), settings);
         }
@@ -110,12 +114,13 @@ impl Config {
         };
         let peers = roster.members.iter().map(&mut peer).collect::<Result<_>>()?;
         let basis = Arc::new(agree(&said, &roster.view.hosts, rank, table, true)?);
+        let waits = among(crowd(&said, &roster.view.hosts, rank));
         let config = ConnectorConfig::new(rank, roster.generation, roster.key.clone(), peers);
         let sockets = self.settings.sockets.and_then(|sockets| u8::try_from(sockets).ok());
         let sockets_per_peer = sockets.unwrap_or(config.sockets_per_peer);
         let config = ConnectorConfig { transport, sockets_per_peer, single_copy: self.settings.single_copy, ..config };
         let is_measured = basis.choice != ChoiceMode::Builtin && basis.measured.is_none();
-        let communicator = member(listeners, config, roster.view, basis, settings)?;
+        let communicator = member(listeners, config, roster.view, basis, waits, settings)?;
         // Among two ranks the links make no difference, and boards are not links.
         if is_measured && size > 2 && !communicator.inner.in_host {
             let figures = probe::measure(&communicator, deadline)?;

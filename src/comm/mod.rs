@@ -29,7 +29,7 @@ pub use buffer::Buffer;
 pub use call::Call;
 pub use communicator::{Communicator, Settings};
 pub use connect::init;
-pub(crate) use connect::{member, policy};
+pub(crate) use connect::{among, member, policy, within_process};
 pub use handle::Handle;
 pub use pending::Pending;
 pub use scope::{Scope, ScopedHandle};

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, mpsc};
 
 use super::communicator::{Communicator, Settings};
-use super::connect::{engine_config, sleeper};
+use super::connect::{sleeper, within_process};
 use super::world::World;
 use crate::executor::{Dial, Engine};
 use crate::schedule::cost::Basis;
@@ -35,7 +35,7 @@ pub(crate) fn thread_world_on(hosts: &[usize]) -> Result<Vec<Communicator>> {
     for rank in 0..size {
         let sleeper = sleeper(false)?;
         let dial = Box::new(Switchboard { rank, dials: dials.clone() });
-        let engine = Engine::new(rank, size, dial, sleeper.clone(), engine_config(size))?;
+        let engine = Engine::new(rank, size, dial, sleeper.clone(), within_process(size))?;
         sides.push((engine.connection_handler(), sleeper));
         worlds.push(Arc::new(World::new(engine, None)));
     }

@@ -32,7 +32,7 @@ pub(crate) fn introduce(
     shares_memory: bool,
 ) -> Result<Introduction> {
     let told = Told {
-        processors: process::usable_processors(),
+        affinity: process::affinity().unwrap_or_default().into_iter().collect(),
         host_processors: process::host_processors(),
         machine: host::machine(),
         shares_memory,
@@ -63,6 +63,7 @@ pub(crate) fn read(introduction: &[u8]) -> Result<(ListenAddresses, Told)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::cost::Affinity;
     use crate::transport::listen::{ListenConfig, Listeners};
 
     #[test]
@@ -78,7 +79,12 @@ mod tests {
             .expect("an introduction");
         let (addresses, told) = read(&said.addresses).expect("what was said");
         assert_eq!(&addresses, listeners.addresses());
-        assert!(told.shares_memory && told.processors >= 1 && told.host_processors >= 1 && told.figures.is_none());
+        assert!(
+            told.shares_memory
+                && told.affinity != Affinity::default()
+                && told.host_processors >= 1
+                && told.figures.is_none()
+        );
         let plain = listeners.addresses().encode();
         for garbled in [plain.clone(), [&plain[..], b"\n{}"].concat(), said.addresses[3..].to_vec(), Vec::new()] {
             assert!(read(&garbled).is_err(), "{}", String::from_utf8_lossy(&garbled));

@@ -3,9 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use super::communicator::{Communicator, Settings};
-use super::connect::{Dialler, engine_config, sleeper};
+use super::connect::{Dialler, sleeper, within_process};
 use super::world::World;
-use crate::executor::{Engine, Lost};
+use crate::executor::{Engine, EngineConfig, Lost};
 use crate::schedule::cost::Basis;
 use crate::transport::connect::{Connector, ConnectorConfig, NextView, PeerAddress};
 use crate::transport::listen::Listeners;
@@ -26,6 +26,8 @@ pub(crate) struct Members {
     pub cause: Arc<str>,
     /// What its members choose algorithms by.
     pub basis: Arc<Basis>,
+    /// How this process waits among those of its machine.
+    pub waits: EngineConfig,
 }
 
 /// What outlives a view.
@@ -51,7 +53,7 @@ impl Views {
         let dial = Box::new(Dialler(Arc::downgrade(&slot)));
         // Peers may connect as soon as the connector listens.
         let size = connector.peers.iter().map(|peer| peer.rank + 1).max().unwrap_or(0).max(own + 1);
-        let engine = Engine::new(own, size, dial, sleeper.clone(), engine_config(1))?;
+        let engine = Engine::new(own, size, dial, sleeper.clone(), within_process(1))?;
         engine.judge(connector.generation, on_lost);
         let connector = ConnectorConfig { elastic: true, ..connector };
         let connector = Connector::start(listeners, connector, sleeper, Box::new(engine.connection_handler()))?;
@@ -68,13 +70,12 @@ impl Views {
 
     /// Goes over to a view. Returns its communicator.
     pub fn install(&self, members: Members) -> Result<Communicator> {
-        let Members { generation, slots, hosts, peers, broken, cause, basis } = members;
+        let Members { generation, slots, hosts, peers, broken, cause, basis, waits } = members;
         let rank = slots.iter().position(|&slot| slot == self.own);
         let rank = rank.ok_or_else(|| Error::internal("a view without this member was to be installed"))?;
         let view = View { generation, hosts };
-        let config = engine_config(view.local(rank).1);
         let cause = Error::ViewChanged { generation, cause };
-        let again = self.world.engine.install(generation, &slots, &broken, &cause, config)?;
+        let again = self.world.engine.install(generation, &slots, &broken, &cause, waits)?;
         if let Some(connector) = self.connector.get() {
             connector.install(NextView { generation, peers, again });
         }

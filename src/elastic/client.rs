@@ -11,10 +11,10 @@ use super::control::{Command, Control};
 use super::ledger::{Installed, Shared};
 use crate::bootstrap::Settings;
 use crate::bootstrap::control::{Link, wait};
-use crate::comm::{Members, Settings as CommSettings, Views, told};
+use crate::comm::{Members, Settings as CommSettings, Views, among, told};
 use crate::executor::Lost;
 use crate::membership::member::{Action, Installation, Member, Outcome, Stop};
-use crate::schedule::cost::{AlgorithmTable, agree};
+use crate::schedule::cost::{AlgorithmTable, agree, crowd};
 use crate::sys::points::{Point, reach};
 use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::Listeners;
@@ -326,6 +326,7 @@ impl Driver {
         let own = slots.iter().position(|one| one == slot);
         let own = own.ok_or_else(|| Error::internal("a view without this member"))?;
         let basis = Arc::new(agree(&told, &hosts, own, self.table.clone(), self.listeners.is_some())?);
+        let waits = among(crowd(&told, &hosts, own));
         let broken = broken
             .iter()
             .filter_map(|&(one, other)| match *slot {
@@ -336,8 +337,16 @@ impl Driver {
             .collect();
         let cause = describe(gone, joined, *outcome);
         let (generation, slots_of) = (*generation, slots.clone());
-        let next =
-            Members { generation, slots: slots_of, hosts, peers: peers.clone(), broken, cause: cause.clone(), basis };
+        let next = Members {
+            generation,
+            slots: slots_of,
+            hosts,
+            peers: peers.clone(),
+            broken,
+            cause: cause.clone(),
+            basis,
+            waits,
+        };
         if self.listeners.is_some() {
             let started = self.start(*slot, generation, peers)?;
             *self.lock_views() = Some(started);

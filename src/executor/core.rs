@@ -99,8 +99,6 @@ pub(super) struct Core {
     pub ended: bool,
     /// Set when a notice was queued; cleared when all are seen to be with the carriers.
     untold: bool,
-    /// How many ranks of this host share how many processors, once they have told each other.
-    pub sharing: Option<(usize, usize)>,
     /// Set once goodbye was said.
     closed: bool,
     /// Set in an elastic world.
@@ -144,7 +142,6 @@ impl Core {
             active: 0,
             ended: false,
             untold: false,
-            sharing: None,
             closed: false,
             judged: None,
             board,

@@ -91,13 +91,6 @@ struct State {
     stopping: bool,
 }
 
-impl State {
-    /// How this process waits, by what it knows now.
-    fn config(&self) -> EngineConfig {
-        self.core.sharing.map_or(self.config, |(ranks, processors)| EngineConfig::new(ranks, processors))
-    }
-}
-
 /// The longest sleep without a look at deadlines and departed peers.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
 
@@ -305,7 +298,7 @@ impl Engine {
     pub unsafe fn run_now(&self, call: &Now<'_>, work: impl FnOnce() -> Work) -> Option<Arc<Completion>> {
         let mut state = self.shared.lock();
         if !state.led {
-            let mut patience = Patience::new(state.config(), &self.shared.contenders);
+            let mut patience = Patience::new(state.config, &self.shared.contenders);
             let core = &mut state.core;
             // SAFETY: the caller's promise.
             match unsafe { core.run_now(call, &mut || patience.goes_on()) } {
@@ -506,7 +499,7 @@ impl Shared {
             }
             polls += 1;
             if polls % POLLS_PER_LOOK != 1 {
-                let yields = state.config().yields;
+                let yields = state.config.yields;
                 state = self.let_in(state, yields);
                 continue;
             }
@@ -525,7 +518,7 @@ impl Shared {
             if limit.is_some_and(|limit| limit.has_passed(now)) {
                 break;
             }
-            let EngineConfig { spin, yields } = state.config();
+            let EngineConfig { spin, yields } = state.config;
             // The progress thread takes its core from threads that compute. It spins only where the next piece is sure to
             // come sooner than a wake-up: from in-host peers that have cores of their own, as long as pieces come.
             let may_spin = || has_moved && !yields && self.sleeper.sleeps_on_memory();

@@ -100,9 +100,6 @@ impl Core {
                 Some(Peer::Connected { endpoint, .. }) => endpoint.neighbour().cloned(),
                 _ => None,
             });
-            if communicator.is_world() {
-                self.sharing = set_up.sharing().or(self.sharing);
-            }
             if set_up.next_round() {
                 return self.start_round(communicator, Instant::now());
             }

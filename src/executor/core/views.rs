@@ -90,7 +90,6 @@ impl Core {
             return Vec::new();
         };
         judged.generation = generation;
-        self.sharing = None;
         judged.ended = Some((cause.clone(), false));
         judged.is_looking.set(false);
         for (id, channel) in &mut self.channels {

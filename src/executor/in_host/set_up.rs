@@ -8,20 +8,16 @@ use super::{InHost, MOST_RANKS, Peer};
 use crate::executor::completion::Completion;
 use crate::executor::operation::Work;
 use crate::schedule::{self, PlanRequest, Shape};
-use crate::sys::process;
 use crate::transport::board::{Board, Neighbour, Part};
 use crate::transport::foreign::{Foreign, Witness};
 use crate::types::{Algorithm, Collective, DataType, Deadline, Error, ReduceOp, Reduction, Result, Signature, Tag};
 
-/// Words that each rank tells: the part it took and its epoch, or what it sees of the others'; by what its memory is
-/// known; and its processors.
-const WORDS: usize = WITNESS + 3 + PROCESSORS / 64;
+/// Words that each rank tells: the part it took and its epoch, or what it sees of the others'; and by what its memory is
+/// known.
+const WORDS: usize = WITNESS + 3;
 
 /// The first of those by which its memory is known.
 const WITNESS: usize = 2;
-
-/// How many processors are told of, one bit each.
-const PROCESSORS: usize = 256;
 
 /// It sees all the others' parts; it has mapped their heaps; and it can read their memory.
 const SEES: u64 = 1;
@@ -47,8 +43,6 @@ pub(in crate::executor) struct SetUp {
     /// Under which call, and until when.
     signature: Signature,
     deadline: Deadline,
-    /// How many processors all of them may run on, if that is known.
-    processors: Option<usize>,
     /// The numbers of the two allgathers.
     sequences: [u64; 2],
     /// Which is under way.
@@ -77,7 +71,6 @@ impl SetUp {
             members,
             board,
             peers: None,
-            processors: None,
             signature,
             deadline,
             sequences: [first_sequence, first_sequence + 1],
@@ -102,7 +95,6 @@ impl SetUp {
         }
         let witness = self.board.as_ref().and_then(|(board, ..)| board.witness());
         own[WITNESS..][..3].copy_from_slice(&witness.map_or([0; 3], Witness::told));
-        own[WITNESS + 3..].copy_from_slice(&processors());
         let size = self.members.len();
         let mut table = Box::new(Table { own, all: vec![0; WORDS * size] });
         let request = PlanRequest {
@@ -142,7 +134,6 @@ impl SetUp {
             return;
         }
         let Some(table) = self.take_table() else { return };
-        self.processors = count_processors(table.all.chunks_exact(WORDS).map(|words| &words[WITNESS + 3..]));
         let Some((board, ..)) = &self.board else { return };
         let may_read = board.witness().is_some();
         let others = self.members.iter().zip(table.all.chunks_exact(WORDS)).enumerate();
@@ -160,11 +151,6 @@ impl SetUp {
         let Some(peers) = &self.peers else { return 0 };
         let if_all = |what: u64, has: fn(&Peer) -> bool| if peers.iter().all(has) { what } else { 0 };
         SEES | if_all(MAPS, |peer| peer.neighbour.maps_heap()) | if_all(READS, |peer| peer.memory.is_some())
-    }
-
-    /// How many ranks share how many processors, if that is known.
-    pub fn sharing(&self) -> Option<(usize, usize)> {
-        self.processors.map(|processors| (self.members.len(), processors))
     }
 
     /// Goes on to the second allgather; false when that was it.
@@ -200,33 +186,6 @@ impl SetUp {
     }
 }
 
-/// This process's processors, a bit each; none if it may run on some that have no bit.
-fn processors() -> [u64; PROCESSORS / 64] {
-    let mut bits = [0; PROCESSORS / 64];
-    for processor in process::affinity().unwrap_or_default() {
-        match bits.get_mut(processor / 64) {
-            Some(word) => *word |= 1 << (processor % 64),
-            None => return [0; PROCESSORS / 64],
-        }
-    }
-    bits
-}
-
-/// How many processors the ranks may run on together: what their affinities name, or this one's control group allows when
-/// that is less. `None` if one of them did not say.
-fn count_processors<'a>(ranks: impl Iterator<Item = &'a [u64]>) -> Option<usize> {
-    let mut all = [0; PROCESSORS / 64];
-    for bits in ranks {
-        if bits.iter().all(|word| *word == 0) {
-            return None;
-        }
-        all.iter_mut().zip(bits).for_each(|(all, word)| *all |= word);
-    }
-    let named: u32 = all.iter().map(|word: &u64| word.count_ones()).sum();
-    let limit = process::cgroup_processors().map_or(usize::MAX, |limit| limit.ceil() as usize);
-    Some((named as usize).min(limit).max(1))
-}
-
 impl Drop for SetUp {
     fn drop(&mut self) {
         if let Some((board, index, part)) = self.board.take() {
@@ -234,23 +193,5 @@ impl Drop for SetUp {
             part.leave();
             board.give_back(index, Vec::new(), Vec::new());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn processors_are_counted_over_all_ranks() {
-        let bits = |words: [u64; 4]| words;
-        let count = |ranks: &[[u64; 4]]| count_processors(ranks.iter().map(|bits| &bits[..]));
-        // The container that runs this may allow fewer.
-        let limit = process::cgroup_processors().map_or(usize::MAX, |limit| limit.ceil() as usize);
-        assert_eq!(count(&[bits([1, 0, 0, 0]), bits([2, 0, 0, 0])]), Some(2.min(limit)));
-        assert_eq!(count(&[bits([1, 0, 0, 0]), bits([1, 0, 0, 0])]), Some(1));
-        assert_eq!(count(&[bits([6, 0, 0, 1]), bits([3, 0, 0, 0])]), Some(4.min(limit)));
-        assert_eq!(count(&[bits([1, 0, 0, 0]), bits([0; 4])]), None, "one has more processors than can be told");
-        assert!(processors().iter().any(|word| *word != 0) || process::affinity().is_ok_and(|all| all.len() > 1));
     }
 }

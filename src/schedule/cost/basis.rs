@@ -3,11 +3,11 @@
 //! A rank that chose by figures of its own would wait for messages that nobody sends. So nothing here is one rank's: each
 //! tells the others what it knows when they meet ([`Told`]), and all reckon the same from what all told ([`agree`]).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::crowd::{Affinity, processors};
 use super::{AlgorithmTable, CostModel, HostModel, LinkModel};
 use crate::types::{Error, Result};
 
@@ -93,8 +93,8 @@ impl Figures {
 /// What a rank tells the others when they meet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Told {
-    /// How many processors it may run on.
-    pub processors: usize,
+    /// The processors that it may run on.
+    pub affinity: Affinity,
     /// How many its host has for all its ranks.
     pub host_processors: usize,
     /// Which machine its host is, or is a part of: hosts of one machine share its processors.
@@ -194,23 +194,6 @@ impl Basis {
     }
 }
 
-/// How many ranks of the largest host can be at work at once: its ranks by the number that share a processor of the most
-/// crowded machine.
-fn processors(told: &[Told], hosts: &[usize]) -> f64 {
-    let mut by_machine: BTreeMap<u64, (usize, usize, usize)> = BTreeMap::new();
-    let mut by_host: BTreeMap<usize, usize> = BTreeMap::new();
-    for (one, host) in told.iter().zip(hosts) {
-        let (ranks, usable, limit) = by_machine.entry(one.machine).or_insert((0, 0, usize::MAX));
-        *ranks += 1;
-        *usable = usable.saturating_add(one.processors);
-        *limit = (*limit).min(one.host_processors);
-        *by_host.entry(*host).or_default() += 1;
-    }
-    let most = by_host.into_values().max().unwrap_or(1) as f64;
-    let shares = by_machine.values().map(|(ranks, usable, limit)| *ranks as f64 / (*usable).min(*limit).max(1) as f64);
-    most / shares.fold(1.0, f64::max)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,7 +202,7 @@ mod tests {
 
     fn told() -> Told {
         Told {
-            processors: 2,
+            affinity: [0, 1].into_iter().collect(),
             host_processors: 2,
             machine: 0,
             shares_memory: false,
@@ -327,19 +310,6 @@ mod tests {
         let between = |basis: &Basis| basis.measured.map(|model| model.between_hosts);
         assert_eq!((between(&before), between(&after)), (Some(link(9.0)), Some(link(2.0))));
         assert_eq!(between(&newcomer), None, "who knows nothing would choose apart from the others");
-    }
-
-    #[test]
-    fn processors_are_those_of_the_most_crowded_host() {
-        let bound = Told { processors: 1, host_processors: 64, ..told() };
-        assert_eq!(processors(&[bound; 4], &[0; 4]), 4.0);
-        assert_eq!(processors(&[told(); 8], &[0; 8]), 2.0);
-        let elsewhere = Told { machine: 1, ..bound };
-        assert_eq!(processors(&[told(), told(), told(), elsewhere], &[0, 0, 0, 1]), 2.0);
-        // Two hosts of two ranks are one machine of two processors: a host has one of them.
-        assert_eq!(processors(&[told(); 4], &[0, 0, 1, 1]), 1.0);
-        assert_eq!(processors(&[told(); 4], &[0, 1, 2, 3]), 0.5);
-        assert_eq!(processors(&[], &[]), 1.0);
     }
 
     #[test]

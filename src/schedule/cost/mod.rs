@@ -9,6 +9,7 @@
 
 mod basis;
 mod boards;
+mod crowd;
 mod formula;
 mod network;
 mod select;
@@ -18,6 +19,7 @@ pub mod tune;
 
 pub use basis::{Basis, ChoiceMode, Figures, Told, agree};
 pub use boards::{BoardModel, MOST_RANKS_OF_BOARDS};
+pub use crowd::{Affinity, Crowd, crowd};
 pub use formula::{Estimate, estimate};
 pub use network::NetworkModel;
 pub use select::{Choice, Selection, select, select_by};
