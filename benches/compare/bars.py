@@ -8,6 +8,7 @@ from contenders import Work
 
 KIB, MIB = 1 << 10, 1 << 20
 STEPS = tuple(8**power for power in range(1, 10))
+SOCKETS = "limit of sockets"
 OTHERS = ("allgather", "reduce_scatter", "alltoall", "broadcast", "reduce")
 
 
@@ -50,13 +51,15 @@ def groups() -> list[Group]:
         Group("allreduce, 4 ranks, shm", Work("allreduce", 4, STEPS), (shm, "Phalanx registered", *mpis)),
         Group("allreduce, 8 ranks, shm", Work("allreduce", 8, up_to(2 * MIB)), (shm, *mpis)),
         Group("allreduce, 4 ranks, tcp", Work("allreduce", 4, STEPS), (tcp, "Open MPI tcp", "Gloo")),
-        Group("allreduce, 2 ranks, tcp", Work("allreduce", 2, STEPS), (tcp, "Open MPI tcp", "Gloo")),
+        Group("allreduce, 2 ranks, tcp", Work("allreduce", 2, STEPS), (tcp, "Open MPI tcp", "Gloo", SOCKETS)),
     ]
     for collective in (*OTHERS, "barrier"):
         sizes = (0,) if collective == "barrier" else up_to(16 * MIB)
         for carrier in ("shm", "tcp"):
-            pair = (f"Phalanx {carrier}", f"Open MPI {carrier}")
-            found.append(Group(f"{collective}, 2 ranks, {carrier}", Work(collective, 2, sizes), pair))
+            contenders = [f"Phalanx {carrier}", f"Open MPI {carrier}"]
+            if carrier == "tcp":
+                contenders.append(SOCKETS)
+            found.append(Group(f"{collective}, 2 ranks, {carrier}", Work(collective, 2, sizes), tuple(contenders)))
     return found
 
 

@@ -87,9 +87,9 @@ def phalanx(*options: str) -> Contender:
     return measure
 
 
-def limit(work: Work, buffers: str = "shared") -> Figures:
-    """What memory allows to threads: see `phalanx bench --limit`."""
-    return figures_of(bench(f"--limit={buffers}", "-np", str(work.ranks), *named_sizes(work)))
+def limit(work: Work, what: str = "shared") -> Figures:
+    """What the machine allows to threads: see `phalanx bench --limit`."""
+    return figures_of(bench(work.collective, f"--limit={what}", "-np", str(work.ranks), *named_sizes(work)))
 
 
 def parse_times(output: str) -> Figures:
@@ -151,6 +151,7 @@ def find(torch_python: str | None) -> tuple[dict[str, Contender], list[str]]:
         "Phalanx tcp": phalanx("--transport", "tcp"),
         "limit": limit,
         "limit of private buffers": lambda work: limit(work, "private"),
+        "limit of sockets": lambda work: limit(work, "sockets"),
     }
     absent = []
     mpis = {

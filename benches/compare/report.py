@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from contenders import Figure
-from sweep import Outcome, Verdict
+from sweep import LIMITS, Outcome, Verdict
 
 from plot import name_bytes
 
@@ -36,26 +36,16 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-# What memory allows, by what buffers.
-LIMITS = ("limit", "limit of private buffers")
-
-
-def limit_of(own: str, names: list[str]) -> str | None:
-    """The limit that holds for a way of Phalanx, if it was measured."""
-    limit = "limit" if own == "Phalanx registered" else "limit of private buffers"
-    return limit if limit in names else None
-
-
 def sweep_table(outcome: Outcome) -> str:
     """Median and 99th percentile of each, busbw and share of the limit of Phalanx, and ratios to the peers."""
     names, work = outcome.names(), outcome.group.work
     own = [name for name in names if name.startswith("Phalanx")]
-    peers = [name for name in names if name not in own and name not in LIMITS]
+    peers = [name for name in names if name not in own and name not in LIMITS.values()]
     pairs = [(mine, peer) for mine in own for peer in peers]
     heads = ["size", *(f"{name}, us (p99)" for name in names)]
     moving = [] if work.collective == "barrier" else own
     heads += [f"{name}, busbw GB/s" for name in moving]
-    limits = [(name, limit) for name in own if (limit := limit_of(name, names))]
+    limits = [(name, LIMITS[name]) for name in own if LIMITS[name] in names]
     heads += [f"{name}, share of {limit}" for name, limit in limits]
     heads += [f"{mine.removeprefix('Phalanx ')} / {peer}" for mine, peer in pairs]
     rows = []
@@ -122,8 +112,8 @@ def write_plots(folder: Path, outcomes: list[Outcome]) -> list[str]:
             n: [(float(s), bandwidth(s, outcome.figure(n, s)) * factor) for s in work.sizes] for n in outcome.names()
         }
         for what, label, lines in (("latency", "us, median", latency), ("bandwidth", "busbw, GB/s", speed)):
-            limits = {name: points for name, points in lines.items() if name in LIMITS}
-            series = {name: points for name, points in lines.items() if name not in LIMITS}
+            limits = {name: points for name, points in lines.items() if name in LIMITS.values()}
+            series = {name: points for name, points in lines.items() if name not in LIMITS.values()}
             name = file_name(outcome, what)
             log_plot(folder / name, title, "bytes", label, series, limits)
             written.append(name)

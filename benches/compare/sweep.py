@@ -13,6 +13,13 @@ from contenders import Contender, Failed, Figure, Figures
 
 from plot import name_bytes
 
+# What the machine allows each way of Phalanx.
+LIMITS = {
+    "Phalanx shm": "limit of private buffers",
+    "Phalanx registered": "limit",
+    "Phalanx tcp": "limit of sockets",
+}
+
 
 def say(text: str) -> None:
     print(f"# {text}", file=sys.stderr, flush=True)
@@ -95,4 +102,13 @@ def judge(bar: Bar, outcomes: list[Outcome]) -> Verdict:
     worst = max(ratios, key=lambda size: ratios[size])
     best, largest = min(ratios.values()), ratios[worst]
     measured = f"{largest:.2f}x" if len(sizes) == 1 else f"{best:.2f}x to {largest:.2f}x, most at {name_bytes(worst)}"
+    limit = LIMITS[bar.own]
+    if largest > bar.bar and limit != bar.peer and limit in outcome.names():
+        # Of the sizes at which it is missed, those at which the machine's limit misses it as well.
+        missed = [size for size in sizes if ratios[size] > bar.bar]
+        beyond_reach = {size: outcome.ratio(limit, bar.peer, size) for size in missed}
+        beyond_reach = {size: ratio for size, ratio in beyond_reach.items() if ratio > bar.bar}
+        listed = ", ".join(f"{ratio:.2f}x at {name_bytes(size)}" for size, ratio in beyond_reach.items())
+        measured += f"; missed at {', '.join(map(name_bytes, missed))}"
+        measured += f"; the {limit} itself takes {listed}" if listed else ""
     return Verdict(what, wanted, measured, largest <= bar.bar, bar.beyond is not None and largest <= bar.beyond)

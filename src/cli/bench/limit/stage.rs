@@ -11,7 +11,7 @@ use phalanx::reduce::reduce;
 use phalanx::types::{Finish, Reduction};
 use phalanx::{DataType, ReduceOp};
 
-use super::{Aligned, LINE_ELEMENTS, Meeting, Outcome, Work, answer, input, on_threads, percentile};
+use super::{Aligned, LINE_ELEMENTS, Meeting, Outcome, Work, answer, fastest, input, on_threads};
 
 /// Bytes of a thread's input that are on their way at once: what is tried. The fastest counts.
 const CHUNK_BYTES: [usize; 3] = [32 << 10, 128 << 10, 512 << 10];
@@ -107,10 +107,7 @@ impl Work for Staged<'_> {
 
 /// Of the sizes of a chunk the fastest.
 pub(super) fn staged(ranks: usize, count: usize) -> Outcome {
-    let outcomes = CHUNK_BYTES.map(|bytes| in_chunks(ranks, count, bytes / size_of::<f32>()));
-    let wrong = outcomes.iter().map(|(_, wrong)| wrong).sum();
-    let fastest = outcomes.into_iter().map(|(times, _)| times).min_by_key(|times| percentile(times, 50));
-    (fastest.unwrap_or_default(), wrong)
+    fastest(CHUNK_BYTES.map(|bytes| in_chunks(ranks, count, bytes / size_of::<f32>())))
 }
 
 fn in_chunks(ranks: usize, count: usize, chunk: usize) -> Outcome {
