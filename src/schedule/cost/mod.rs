@@ -70,6 +70,9 @@ pub struct HostModel {
     pub processors: f64,
     /// Seconds until a rank has a processor again, for each rank that shares it.
     pub turn: f64,
+    /// As `turn`, for each further rank that sleeps until its message in a step comes, where some only send and others only
+    /// receive.
+    pub wake: f64,
     /// Seconds more for each message where ranks share processors.
     pub switch: f64,
     /// Which part more the bytes cost where ranks share processors and each has one message in a step; less where it has
@@ -90,6 +93,7 @@ impl HostModel {
     pub const SHARED_MEMORY: HostModel = HostModel {
         processors: f64::INFINITY,
         turn: 2e-6,
+        wake: 0.5e-6,
         switch: 0.4e-6,
         idling: 0.0,
         one_way: 0.7,
@@ -102,6 +106,7 @@ impl HostModel {
     pub const SOCKETS: HostModel = HostModel {
         processors: f64::INFINITY,
         turn: 4.8e-6,
+        wake: 2.7e-6,
         switch: 2.1e-6,
         idling: 0.18,
         one_way: 0.87,
@@ -122,6 +127,7 @@ impl HostModel {
         Self {
             processors,
             turn: 0.0,
+            wake: 0.0,
             switch: 0.0,
             idling: 0.0,
             one_way: 1.0,
@@ -158,9 +164,10 @@ impl CostModel {
         self.host.map_or(1.0, |host| (ranks as f64 / host.processors.max(1e-3)).max(1.0))
     }
 
-    /// Seconds more that a step takes where `ranks` ranks of a host share processors.
-    fn waiting(&self, ranks: usize) -> f64 {
-        self.host.map_or(0.0, |host| host.turn * (self.sharing(ranks) - 1.0))
+    /// Seconds more that a step takes where `ranks` ranks of a host share processors, and it wakes `sleepers` one after the
+    /// other besides.
+    fn waiting(&self, ranks: usize, sleepers: usize) -> f64 {
+        self.host.map_or(0.0, |host| (host.turn + sleepers as f64 * host.wake) * (self.sharing(ranks) - 1.0))
     }
 }
 
