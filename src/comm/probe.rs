@@ -176,11 +176,15 @@ mod tests {
     fn one_slow_call_and_those_before_do_not_count() {
         // A clock that only calls move on: the first, and one of those that are timed, take long.
         let (clock, mut number) = (Cell::new(0.0), 0);
-        let taken = time(Calls { before: 2, together: 2 }, || clock.get(), || {
-            number += 1;
-            clock.set(clock.get() + if matches!(number, 1 | 5) { 100.0 } else { 2.0 });
-            Ok(())
-        });
+        let taken = time(
+            Calls { before: 2, together: 2 },
+            || clock.get(),
+            || {
+                number += 1;
+                clock.set(clock.get() + if matches!(number, 1 | 5) { 100.0 } else { 2.0 });
+                Ok(())
+            },
+        );
         assert_eq!((taken, number), (Ok(2.0), 2 + 2 * TIMES));
         let failed = time(SHORTS, || 0.0, || Err(crate::types::Error::internal("lost")));
         assert!(failed.is_err());

@@ -70,8 +70,8 @@ pub struct HostModel {
     pub processors: f64,
     /// Seconds until a rank has a processor again, for each rank that shares it.
     pub turn: f64,
-    /// As `turn`, for each further rank that sleeps until its message in a step comes, where some only send and others only
-    /// receive.
+    /// Seconds for each further rank that sleeps until its message in a step comes, where some only send and others only
+    /// receive; and this for each pair of ranks that share a processor with it.
     pub wake: f64,
     /// Seconds more for each message where ranks share processors.
     pub switch: f64,
@@ -93,7 +93,7 @@ impl HostModel {
     pub const SHARED_MEMORY: HostModel = HostModel {
         processors: f64::INFINITY,
         turn: 2e-6,
-        wake: 0.5e-6,
+        wake: 0.3e-6,
         switch: 0.4e-6,
         idling: 0.0,
         one_way: 0.7,
@@ -106,10 +106,10 @@ impl HostModel {
     pub const SOCKETS: HostModel = HostModel {
         processors: f64::INFINITY,
         turn: 4.8e-6,
-        wake: 2.7e-6,
+        wake: 1.1e-6,
         switch: 2.1e-6,
         idling: 0.18,
-        one_way: 0.87,
+        one_way: 0.93,
         operation: 1.6e-6,
         far_switch: 48e-6,
         far_turn: 20e-6,
@@ -167,7 +167,8 @@ impl CostModel {
     /// Seconds more that a step takes where `ranks` ranks of a host share processors, and it wakes `sleepers` one after the
     /// other besides.
     fn waiting(&self, ranks: usize, sleepers: usize) -> f64 {
-        self.host.map_or(0.0, |host| (host.turn + sleepers as f64 * host.wake) * (self.sharing(ranks) - 1.0))
+        let turns = self.sharing(ranks) - 1.0;
+        self.host.map_or(0.0, |host| turns * (host.turn + turns * sleepers as f64 * host.wake))
     }
 }
 
