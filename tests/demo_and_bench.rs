@@ -130,6 +130,10 @@ fn requests_that_mean_nothing_are_refused_with_what_was_given() {
         (&["bench", "send_recv", "--algorithm", "ring"], "nothing to choose"),
         (&["explain", "allreduce", "-np", "0"], "-np 0"),
         (&["explain", "send_recv"], "one message between two ranks"),
+        (&["explain", "allreduce", "--measure", "--hosts", "2"], "this machine is one host"),
+        (&["explain", "--table", "--measure"], "cannot be used with"),
+        (&["explain", "allreduce", "--namespaces", "a,b"], "--measure"),
+        (&["explain", "allreduce", "--measure", "--namespaces", "no such host,b"], "namespace"),
         (&["simulate", "send_recv"], "one message between two ranks"),
         (&["simulate", "--ranks", "0"], "--ranks 0"),
         (&["simulate", "--fabric", "no such fabric"], "neither a preset (laptop, "),
@@ -268,6 +272,25 @@ fn the_limit_of_the_memory_is_measured() {
             assert!(row["time_us_p50"].as_f64() > Some(0.0), "{row}");
         }
     }
+}
+
+/// Every algorithm that serves has a time beside its prediction, in words and as JSON.
+#[test]
+fn an_explanation_has_what_was_measured() {
+    let asked = ["explain", "reduce_scatter", "--bytes", "4K", "-np", "3", "--transport", "tcp", "--measure"];
+    let text = well(&asked).join("\n");
+    assert!(text.contains("  measured    ") && text.contains("times what is predicted"), "{text}");
+    let explanation = object(well(&[&asked[..], &["--json"]].concat()).last());
+    let others = explanation["alternatives"].as_array().expect("a list");
+    assert_eq!(others.len(), phalanx::schedule::algorithms_for(phalanx::types::Collective::ReduceScatter).len());
+    for other in others {
+        for key in ["seconds", "measured_seconds"] {
+            assert!(other[key].as_f64() > Some(0.0), "{key} of {other}");
+        }
+    }
+    let unmeasured = object(well(&[&asked[..asked.len() - 1], &["--json"]].concat()).last());
+    let others = unmeasured["alternatives"].as_array().expect("a list");
+    assert!(others.iter().all(|other| other.get("measured_seconds").is_none_or(Value::is_null)), "{unmeasured}");
 }
 
 #[test]

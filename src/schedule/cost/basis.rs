@@ -318,7 +318,8 @@ mod tests {
         let dear = LinkModel { latency: 1e-6, overhead: 100e-6, seconds_per_byte: 1e-9 };
         let hosts = [0, 1, 2, 3];
         let one = Told { figures: Some(Figures { in_host: None, between_hosts: Some(dear) }), ..told() };
-        let basis = agree(&[one; 4], &hosts, 0, Arc::default(), true).expect("they agree");
+        let each = [0, 1, 2, 3].map(|machine| Told { machine, ..one });
+        let basis = agree(&each, &hosts, 0, Arc::default(), true).expect("they agree");
         let floats = Selection::new(Collective::Allreduce, 2, DataType::F32, 4, &hosts);
         assert_eq!(select_by(&floats, &basis).algorithm, Algorithm::OneShot);
         let integers = Selection { dtype: DataType::I64, inexact: false, ..floats };

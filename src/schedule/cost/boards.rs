@@ -25,6 +25,9 @@ pub struct BoardModel {
     pub line_bytes: f64,
     /// The bytes of a chunk.
     pub chunk_bytes: f64,
+    /// The least bytes that one rank has for another of which a scatter is not staged: each rank copies its own from the
+    /// root's memory, all at once.
+    pub single_copy_bytes: f64,
 }
 
 impl Default for BoardModel {
@@ -37,6 +40,7 @@ impl Default for BoardModel {
             stage_seconds_per_byte: 0.085e-9,
             line_bytes: (16 << 10) as f64,
             chunk_bytes: (64 << 10) as f64,
+            single_copy_bytes: (64 << 10) as f64,
         }
     }
 }
@@ -57,7 +61,7 @@ pub fn estimate(collective: Collective, bytes: f64, size: usize, model: &CostMod
     };
     let line = if size <= 4 { boards.line_bytes } else { boards.line_bytes / 2.0 };
     let shared = model.sharing(size);
-    let fixed = boards.call + model.waiting(size);
+    let fixed = boards.call + model.waiting(size, 0);
     let rooted =
         matches!(collective, Collective::Reduce | Collective::Broadcast | Collective::Gather | Collective::Scatter);
     let seconds = if shown <= line {
@@ -73,6 +77,7 @@ pub fn estimate(collective: Collective, bytes: f64, size: usize, model: &CostMod
             Collective::Allgather => (bytes, shared),
             // The root writes once what all others read.
             Collective::Broadcast => (bytes + chunk, (n / 2.0).min(shared)),
+            Collective::Scatter if block >= boards.single_copy_bytes => (block, shared),
             _ => (bytes, 1.0),
         };
         fixed + boards.staging + moved * boards.stage_seconds_per_byte * shared
@@ -92,8 +97,9 @@ mod tests {
         {
             for size in 2..=MOST_RANKS_OF_BOARDS {
                 let time = |bytes: usize| estimate(collective, bytes as f64, size, &model).seconds;
-                // In a line, and in the stage; from the one to the other it may become cheaper.
-                for powers in [3..14, 15..26] {
+                // In a line, in the stage, and by single copy; from the one to the next it may become cheaper.
+                let staged = 16 + size.next_power_of_two().ilog2();
+                for powers in [3..14, 15..staged, staged..26] {
                     let sizes: Vec<usize> = powers.map(|power| 1 << power).collect();
                     assert!(sizes.is_sorted_by(|a, b| time(*a) < time(*b)), "{collective} among {size}");
                 }

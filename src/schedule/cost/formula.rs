@@ -18,6 +18,9 @@ const MOST_COUNTED: usize = 1024;
 /// nearly so, and are long enough to make the fixed cost of a message small.
 const PIECE_BYTES: f64 = (1 << 20) as f64;
 
+/// What is collected before it is combined, and is longer than this, is no longer in a cache by then.
+const CACHED_BYTES: f64 = (2 << 20) as f64;
+
 /// Which part more the bytes of a host's link cost where several messages share it: streams do not share evenly, and a
 /// step ends with the slowest.
 const INCAST: f64 = 0.05;
@@ -152,7 +155,8 @@ impl Tally<'_> {
         } else {
             link.occupied(bytes)
         };
-        link.latency + self.model.waiting(most) + busiest.max(together) * message
+        let sleepers = if all < near * most { all.saturating_sub(1) } else { 0 };
+        link.latency + self.model.waiting(most, sleepers) + busiest.max(together) * message
     }
 
     /// Local work on `bytes`, counting each operand.
@@ -270,10 +274,13 @@ impl Tally<'_> {
         let segment = bytes / segments;
         let one = Leaving { host: 1, rack: 0, all: 1 };
         let hop = self.far(one, segment);
-        let all = (self.n() - 1).div_ceil(self.hosts.count());
         self.total.seconds += near as f64 * self.near(1, 1, segment) + far as f64 * hop;
-        self.total.seconds +=
-            (segments - 1.0) * if far > 0 { hop.max(self.near(1, all, segment)) } else { self.near(1, all, segment) };
+        // Who has both neighbours in its host receives and sends each segment: one after the other, if a processor does it.
+        let both = if model.host.is_some() && self.hosts.most() > 2 { 2 } else { 1 };
+        let all = (self.n() - 1).div_ceil(self.hosts.count());
+        // Between hosts, a segment follows the one before at once.
+        let next = (hop - slow.latency).max(if near > 0 { self.near(both, all, segment) } else { 0.0 });
+        self.total.seconds += (segments - 1.0) * if far > 0 { next } else { self.near(both, all, segment) };
         self.total.steps += segments as usize + usize::from(self.n() > 2);
         self.total.bytes += bytes;
         self.total.segment = segment;
@@ -541,6 +548,11 @@ impl Tally<'_> {
             _ => {
                 self.direct(bytes / n);
                 self.arithmetic(bytes);
+                // What is collected first comes from memory once more, if it is too much for a cache.
+                let collected = (n - 1.0) / n * bytes;
+                if collected > CACHED_BYTES && self.model.network.is_none() {
+                    self.local(collected, self.model.copy_seconds_per_byte);
+                }
             }
         }
     }

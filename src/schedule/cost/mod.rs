@@ -72,6 +72,9 @@ pub struct HostModel {
     pub processors: f64,
     /// Seconds until a rank has a processor again, for each rank that shares it.
     pub turn: f64,
+    /// Seconds for each further rank that sleeps until its message in a step comes, where some only send and others only
+    /// receive; and this for each pair of ranks that share a processor with it.
+    pub wake: f64,
     /// Seconds more for each message where ranks share processors.
     pub switch: f64,
     /// Which part more the bytes cost where ranks share processors and each has one message in a step; less where it has
@@ -92,6 +95,7 @@ impl HostModel {
     pub const SHARED_MEMORY: HostModel = HostModel {
         processors: f64::INFINITY,
         turn: 2e-6,
+        wake: 0.3e-6,
         switch: 0.4e-6,
         idling: 0.0,
         one_way: 0.7,
@@ -104,9 +108,10 @@ impl HostModel {
     pub const SOCKETS: HostModel = HostModel {
         processors: f64::INFINITY,
         turn: 4.8e-6,
+        wake: 1.1e-6,
         switch: 2.1e-6,
         idling: 0.18,
-        one_way: 0.87,
+        one_way: 0.93,
         operation: 1.6e-6,
         far_switch: 48e-6,
         far_turn: 20e-6,
@@ -124,6 +129,7 @@ impl HostModel {
         Self {
             processors,
             turn: 0.0,
+            wake: 0.0,
             switch: 0.0,
             idling: 0.0,
             one_way: 1.0,
@@ -160,9 +166,11 @@ impl CostModel {
         self.host.map_or(1.0, |host| (ranks as f64 / host.processors.max(1e-3)).max(1.0))
     }
 
-    /// Seconds more that a step takes where `ranks` ranks of a host share processors.
-    fn waiting(&self, ranks: usize) -> f64 {
-        self.host.map_or(0.0, |host| host.turn * (self.sharing(ranks) - 1.0))
+    /// Seconds more that a step takes where `ranks` ranks of a host share processors, and it wakes `sleepers` one after the
+    /// other besides.
+    fn waiting(&self, ranks: usize, sleepers: usize) -> f64 {
+        let turns = self.sharing(ranks) - 1.0;
+        self.host.map_or(0.0, |host| turns * (host.turn + turns * sleepers as f64 * host.wake))
     }
 }
 

@@ -189,10 +189,13 @@ impl Tally<'_> {
     ) -> f64 {
         let (near_end, far_end) = self.ends(network, bytes);
         let combining = if reduces { bytes * self.model.reduce_seconds_per_byte } else { 0.0 };
-        let hop = |end: f64, head: f64| end.max(head) + end + combining;
-        let near_hop = hop(near_end, self.heads(network, false).0);
+        let per_card = (streams as f64 / network.cards as f64).ceil();
+        let card =
+            if far > 0 { per_card * (network.card_overhead + bytes * network.card_seconds_per_byte) } else { 0.0 };
+        let hop = |end: f64, head: f64, card: f64| (end.max(head) + end).max(head + card) + combining;
+        let near_hop = hop(near_end, self.heads(network, false).0, 0.0);
         let (far_hop, across_hop) =
-            (hop(far_end, self.heads(network, false).1), hop(far_end, self.heads(network, true).1));
+            (hop(far_end, self.heads(network, false).1, card), hop(far_end, self.heads(network, true).1, card));
         let hops = (near + far) as f64;
         let mean = (near as f64 * near_hop + (far - across) as f64 * far_hop + across as f64 * across_hop) / hops;
         // Who is at the border of a host receives from one kind of link and sends to the other.
@@ -201,9 +204,6 @@ impl Tally<'_> {
             (true, false) => 2.0 * near_end,
             _ => 2.0 * far_end,
         } + combining;
-        let per_card = (streams as f64 / network.cards as f64).ceil();
-        let card =
-            if far > 0 { per_card * (network.card_overhead + bytes * network.card_seconds_per_byte) } else { 0.0 };
         let rack = if across > 0 { streams as f64 * bytes * network.rack_seconds_per_byte } else { 0.0 };
         let mut pace = mean.max(busiest).max(card).max(rack);
         if bytes > network.early_bytes {
@@ -249,7 +249,9 @@ impl Tally<'_> {
                 let (end, head) = if level < host || self.hosts.count() == 1 {
                     (near, self.heads(network, false).0)
                 } else {
-                    (far, self.heads(network, level >= rack).1)
+                    // Both children's messages go through the cards of one host.
+                    let card = network.card_overhead + segment * network.card_seconds_per_byte;
+                    (far.max(card), self.heads(network, level >= rack).1)
                 };
                 let word = if segment > network.early_bytes { head } else { 0.0 };
                 filling += 2.0 * (word + head + 2.0 * end) + 2.0 * combining;

@@ -291,8 +291,8 @@ fn allreduces(ranks: usize, bytes: usize, fabric: &Fabric) -> (Algorithm, Vec<(A
     let question = |algorithm| question(Collective::Allreduce, algorithm, ranks, bytes, fabric);
     let choice = choice(&question(Algorithm::Ring), None);
     let cells = choice.alternatives.iter().filter(|(algorithm, _)| match algorithm {
-        // Everyone to everyone is for few, and never the fastest among many.
-        Algorithm::OneShot | Algorithm::TwoShot => ranks <= 64,
+        // Everyone to everyone takes long to simulate among many, and is seldom the fastest.
+        Algorithm::OneShot | Algorithm::TwoShot => ranks <= 64 || *algorithm == choice.algorithm,
         _ => true,
     });
     let cells = cells.map(|&(algorithm, cost)| {
