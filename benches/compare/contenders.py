@@ -98,7 +98,7 @@ def parse_times(output: str) -> Figures:
 
 
 def mpi(launcher: str, binary: Path, *options: str, bound: list[str], crowded: list[str]) -> Contender:
-    """One process a core where there are enough, otherwise unbound: `bound` and `crowded` are the options for it."""
+    """One process a core where there are enough, otherwise several: `bound` and `crowded` are the options for it."""
 
     def measure(work: Work) -> Figures:
         place = bound if work.ranks <= len(cores()) else crowded
@@ -118,7 +118,7 @@ def gloo(python: str) -> Contender:
         processes = []
         for rank in range(work.ranks):
             variables = {"RANK": str(rank), "WORLD_SIZE": str(work.ranks), "OMP_NUM_THREADS": "1"}
-            place = ["taskset", "-c", str(cores()[rank])] if work.ranks <= len(cores()) else []
+            place = ["taskset", "-c", str(cores()[rank % len(cores())])]
             environment = {**os.environ, **variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             processes.append(subprocess.Popen([*place, *program], env=environment, stdout=subprocess.PIPE, text=True))
         output = "".join(process.communicate(timeout=900)[0] for process in processes)
@@ -155,7 +155,12 @@ def find(torch_python: str | None) -> tuple[dict[str, Contender], list[str]]:
     }
     absent = []
     mpis = {
-        "Open MPI": ("openmpi", "libopenmpi-dev and openmpi-bin", ["--bind-to", "core"], ["--oversubscribe"]),
+        "Open MPI": (
+            "openmpi",
+            "libopenmpi-dev and openmpi-bin",
+            ["--bind-to", "core"],
+            ["--oversubscribe", "--bind-to", "core:overload-allowed"],
+        ),
         "MPICH": ("mpich", "libmpich-dev and mpich", ["-bind-to", "core"], []),
     }
     for name, (suffix, packages, bound, crowded) in mpis.items():

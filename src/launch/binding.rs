@@ -51,8 +51,8 @@ pub fn cores(mut processors: Vec<Processor>) -> Vec<Vec<usize>> {
 }
 
 /// The processors of one rank: its own core, or, with more ranks than cores, one shared in turn. None without cores.
-pub fn bind(cores: &[Vec<usize>], local_rank: usize) -> Vec<usize> {
-    cores.get(local_rank % cores.len().max(1)).cloned().unwrap_or_default()
+pub fn bind(cores: &[Vec<usize>], turn: usize) -> Vec<usize> {
+    cores.get(turn % cores.len().max(1)).cloned().unwrap_or_default()
 }
 
 #[cfg(test)]

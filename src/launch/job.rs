@@ -144,14 +144,14 @@ impl Job {
         let program = self.command.first().map(OsString::as_os_str).unwrap_or_default();
         let file = command::find(program, path)?;
 
-        let cpus = places
-            .iter()
-            .map(|place| match self.bind {
+        // All hosts of a plan are this machine or a part of it: a namespace has no cores of its own.
+        let cpus = (0..places.len())
+            .map(|turn| match self.bind {
                 Bind::None => Vec::new(),
-                Bind::Core => binding::bind(&cores, place.local_rank),
+                Bind::Core => binding::bind(&cores, turn),
             })
             .collect();
-        let crowded = places.iter().any(|place| place.local_size > cores.len());
+        let crowded = places.len() > cores.len();
         let note = (self.bind == Bind::Core && crowded)
             .then(|| format!("more ranks than cores ({}): with --bind-to core they share cores in turn", cores.len()));
         Ok(Plan { job: self.clone(), hosts, places, sizes, cores, cpus, inherited, removed, environment, file, note })

@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx::launch::LaunchError;
+use phalanx::launch::binding::Bind;
 use phalanx::types::Collective;
 use phalanx::{DataType, Error, Result, TransportKind};
 
+use super::namespaces;
 use super::report::Message;
 use super::sweep::Cell;
-use super::{bind_to_cores, namespaces};
 use crate::cli::workers::{self, Start};
 
 /// What is to be measured.
@@ -56,7 +57,7 @@ pub fn measure(what: &Beside) -> Result<Cell, LaunchError> {
     }
     let hosts = if what.namespaces.is_empty() { Vec::new() } else { namespaces::hosts(&what.namespaces, what.ranks)? };
     let address = namespaces::enter_first(&what.namespaces)?;
-    let bind = bind_to_cores(what.ranks);
+    let bind = Bind::Core;
     let start = Start { ranks: what.ranks, arguments: Some(arguments), variables: Vec::new(), bind, hosts, address };
     let found: Arc<Mutex<Option<Cell>>> = Arc::default();
     let keep = Arc::clone(&found);

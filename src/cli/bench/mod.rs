@@ -22,7 +22,7 @@ use std::thread;
 
 use clap::ValueEnum;
 use phalanx::launch::LaunchError;
-use phalanx::launch::binding::{self, Bind};
+use phalanx::launch::binding::Bind;
 use phalanx::schedule::algorithms_for;
 use phalanx::types::Collective;
 use phalanx::{Algorithm, Communicator, DataType, Error, ReduceOp, Result, TransportKind};
@@ -102,7 +102,7 @@ pub struct Bench {
     /// Ranks are threads of one process, over inproc
     #[arg(long, conflicts_with = "transport")]
     threads: bool,
-    /// Bind each rank to a core of its own; where there are more ranks than cores, none is bound
+    /// Bind each rank to a core: of its own, or shared in turn where there are more ranks than cores
     #[arg(long, value_name = "WHAT", default_value = "core")]
     bind_to: BindTo,
     /// Measure what the machine allows instead, to threads: an allreduce, f32, sum, of buffers that all share, or of
@@ -201,15 +201,12 @@ impl Bench {
     }
 
     /// Whether ranks that are started here are bound.
-    fn bind(&self, ranks: usize) -> Bind {
-        if self.bind_to == BindTo::Core { bind_to_cores(ranks) } else { Bind::None }
+    fn bind(&self) -> Bind {
+        match self.bind_to {
+            BindTo::Core => Bind::Core,
+            BindTo::None => Bind::None,
+        }
     }
-}
-
-/// A core for each rank, where there are enough.
-fn bind_to_cores(ranks: usize) -> Bind {
-    let cores = binding::cores(binding::topology(&phalanx::sys::process::affinity().unwrap_or_default())).len();
-    if ranks <= cores { Bind::Core } else { Bind::None }
 }
 
 impl Bench {
@@ -241,7 +238,7 @@ fn start_or_join(arguments: &Bench) -> Result<ExitCode, LaunchError> {
     job.check(ranks)?;
     let hosts = if arguments.hosts.is_empty() { Vec::new() } else { namespaces::hosts(&arguments.hosts, ranks)? };
     let address = namespaces::enter_first(&arguments.hosts)?;
-    let start = Start { ranks, arguments: None, variables: Vec::new(), bind: arguments.bind(ranks), hosts, address };
+    let start = Start { ranks, arguments: None, variables: Vec::new(), bind: arguments.bind(), hosts, address };
     let mut renderer = arguments.renderer();
     workers::run(start, move |message: Message| renderer.show(&message)).map(ExitCode::from)
 }
