@@ -5,8 +5,8 @@
 //! each host, all hosts at once, and among one rank of each host. Every rank takes the worst of all, from one allreduce; so
 //! that all hold the same, whatever each measured.
 //!
-//! It takes as few calls as tell something: in all some 2 ms over loopback, and 5 to 10 ms over links of 1 Gbit/s, where the
-//! long messages are most of it.
+//! It takes as few calls as tell something: `docs/algorithms.md` says how long they take. Over links of 1 Gbit/s the
+//! long messages are much of it.
 
 use std::time::{Duration, Instant};
 
