@@ -33,8 +33,8 @@ fn what_a_late_rank_keeps_open_keeps_nothing_else() {
                 let mut short = [5_u8];
                 group.allreduce(&mut short, ReduceOp::Sum).expect("a sum");
                 assert_eq!(short, [10]);
-                let received = comm.start_recv(vec![0_u16; COUNT], peer, 3).expect("started");
-                comm.send(&vec![9_u16; COUNT], peer, 3).expect("sent");
+                let received = comm.start_recv(vec![0_i16; COUNT], peer, 3).expect("started");
+                comm.send(&vec![9_i16; COUNT], peer, 3).expect("sent");
                 assert!(received.wait().expect("received").iter().all(|found| *found == 9));
                 assert!(long.wait().expect("a sum").iter().all(|found| *found == 14));
                 assert!(!open.is_done(), "{kind}: the last rank has not begun it");

@@ -5,7 +5,7 @@ arm=aarch64-unknown-linux-gnu
 arm_qemu='qemu-aarch64 -L /usr/aarch64-linux-gnu'
 # The others have nothing of the processor in them, or compare times.
 arm_tests=(reduce:: wire:: types:: schedule::verify schedule::plan transport::board transport::heap transport::ring
-    transport::inproc transport::foreign executor::in_host)
+    transport::inproc executor::in_host)
 
 # Two ranks in one host, with every element of every result checked. The launcher could not start them: they are no
 # programs of this machine.
