@@ -1,6 +1,8 @@
 //! Converting runs of halves to `f32` and back.
 
 use super::kernel::Level;
+#[cfg(target_arch = "aarch64")]
+use super::neon::*;
 use super::storage::{Bf16, F16, Half};
 #[cfg(target_arch = "x86_64")]
 use super::x86::*;
@@ -34,6 +36,10 @@ pub(super) unsafe fn widen(level: Level, kind: Kind, source: *const u8, target: 
             (Level::Avx512, Kind::F16) => widen_by_avx512::<WideF16>(source, target, count),
             #[cfg(target_arch = "x86_64")]
             (Level::Avx512, Kind::Bf16) => widen_by_avx512::<WideBf16>(source, target, count),
+            #[cfg(target_arch = "aarch64")]
+            (Level::Neon | Level::NeonBf16, Kind::F16) => widen_run::<HardF16>(source, target, count),
+            #[cfg(target_arch = "aarch64")]
+            (Level::Neon | Level::NeonBf16, Kind::Bf16) => widen_run::<Bf16>(source, target, count),
         }
     }
 }
@@ -58,6 +64,12 @@ pub(super) unsafe fn narrow(level: Level, kind: Kind, source: *const u8, target:
             (Level::Avx512, Kind::F16) => narrow_by_avx512::<WideF16>(source, target, count),
             #[cfg(target_arch = "x86_64")]
             (Level::Avx512, Kind::Bf16) => narrow_by_avx512::<WideBf16>(source, target, count),
+            #[cfg(target_arch = "aarch64")]
+            (Level::Neon | Level::NeonBf16, Kind::F16) => narrow_run::<HardF16>(source, target, count),
+            #[cfg(target_arch = "aarch64")]
+            (Level::Neon, Kind::Bf16) => narrow_run::<Bf16>(source, target, count),
+            #[cfg(target_arch = "aarch64")]
+            (Level::NeonBf16, Kind::Bf16) => narrow_run::<HardBf16>(source, target, count),
         }
     }
 }

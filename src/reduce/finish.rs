@@ -106,6 +106,8 @@ unsafe fn run<N: Integer>(level: Level, target: *mut u8, count: usize, finish: &
     unsafe {
         match level {
             Level::Baseline => all::<N>(target, count, finish),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonBf16 => all::<N>(target, count, finish),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 | Level::Avx512 => all_by_avx2::<N>(target, count, finish),
         }

@@ -5,6 +5,8 @@
 //! arrays of a fixed length and the bodies plain loops over them, which the compiler turns into vector instructions;
 //! alignment is never assumed, which costs nothing on processors of this century.
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::*;
 use super::number::*;
 use super::storage::*;
 #[cfg(target_arch = "x86_64")]
@@ -16,6 +18,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     /// What the build assumes of every processor of its kind.
+    #[cfg_attr(all(target_arch = "aarch64", not(test)), expect(dead_code, reason = "tests compare with it"))]
     Baseline,
     /// AVX2 and F16C on x86-64.
     #[cfg(target_arch = "x86_64")]
@@ -24,6 +27,12 @@ pub(super) enum Level {
     /// on. Those before, which slow down for it, stay at AVX2.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// NEON with its conversion of `f16`: every 64-bit ARM.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// And with that of `bf16`: from ARMv8.6 on, such as Neoverse V1 and N2.
+    #[cfg(target_arch = "aarch64")]
+    NeonBf16,
 }
 
 impl Level {
@@ -37,7 +46,15 @@ impl Level {
                 let all = has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
                 return if all && has!("avx512bf16") { Level::Avx512 } else { Level::Avx2 };
             }
+            Level::Baseline
         }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("bf16") {
+            Level::NeonBf16
+        } else {
+            Level::Neon
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         Level::Baseline
     }
 
@@ -48,6 +65,10 @@ impl Level {
         #[cfg(target_arch = "x86_64")]
         if Level::best() == Level::Avx512 {
             levels.push(Level::Avx2);
+        }
+        #[cfg(target_arch = "aarch64")]
+        if Level::best() == Level::NeonBf16 {
+            levels.push(Level::Neon);
         }
         if Level::best() != Level::Baseline {
             levels.push(Level::best());
@@ -83,6 +104,8 @@ pub(super) fn select(level: Level, dtype: DataType, op: ReduceOp) -> Option<Kern
             Level::Avx2 => floats::<HardF16, 32, 8>(level, op),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => floats::<WideF16, 32, 16>(level, op),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonBf16 => floats::<HardF16, 32, 32>(level, op),
             Level::Baseline => floats::<F16, 32, 32>(level, op),
         },
         DataType::BF16 => match level {
@@ -90,6 +113,10 @@ pub(super) fn select(level: Level, dtype: DataType, op: ReduceOp) -> Option<Kern
             Level::Avx2 => floats::<HardBf16, 32, 8>(level, op),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => floats::<WideBf16, 32, 16>(level, op),
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonBf16 => floats::<HardBf16, 32, 32>(level, op),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => floats::<Bf16, 32, 32>(level, op),
             Level::Baseline => floats::<Bf16, 32, 32>(level, op),
         },
         DataType::F32 => floats::<f32, 32, 32>(level, op),
@@ -157,6 +184,11 @@ fn kernels<S: Storage, O: Operation<S::Number>, const LANES: usize>(level: Level
         Level::Avx2 => Kernels { pair: avx2_pair::<S, O, LANES>, many: avx2_many::<S, O, LANES> },
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => Kernels { pair: avx512_pair::<S, O, LANES>, many: avx512_many::<S, O, LANES> },
+        // The compiler uses NEON everywhere, as every processor of this kind has it.
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon | Level::NeonBf16 => {
+            Kernels { pair: baseline_pair::<S, O, LANES>, many: baseline_many::<S, O, LANES> }
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! How it is done: `storage` knows how elements lie in memory and gets a few at a time into registers; `number` knows
 //! what the operations mean for what is then in the registers; `kernel` is the one loop around them, compiled for each
 //! element type, operation and level of processor, and the table that finds the right copy once a call. `half_bits`
-//! converts 16-bit floats without help of the processor, `x86` with it. `finish` divides and scales integers (floats are finished in
+//! converts 16-bit floats without help of the processor, `x86` and `neon` with it. `finish` divides and scales integers (floats are finished in
 //! the loop), `user` calls a user's function, `cast` converts whole runs.
 //!
 //! The same operands give the same bits on every processor: nothing is fused or reassociated, and a NaN that comes out
@@ -17,6 +17,8 @@ mod cast;
 mod finish;
 mod half_bits;
 mod kernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod number;
 mod storage;
 mod stream;

@@ -4,8 +4,8 @@
 //! file system, so no size limit of a container's `/dev/shm` applies to it and nothing is left over after a crash.
 //! Sleeping is done on a word of such memory ([`futex`]) or on descriptors ([`Epoll`], [`EventFd`]). Descriptors
 //! travel over Unix sockets in the abstract namespace ([`unix`]), which have no file either. [`process`] tells how
-//! many processors this process may use and holds other processes by pidfd; [`network`] lists interfaces and [`socket`] has
-//! the calls of TCP; a child made by `fork` does not keep what is [`Uninherited`]; [`host`] says which members share a host;
+//! many processors this process may use and holds other processes by pidfd; [`siblings`] tries whether processes may read each
+//! other; [`network`] lists interfaces and [`socket`] has the calls of TCP; a child made by `fork` does not keep what is [`Uninherited`]; [`host`] says which members share a host;
 //! [`points`] is where tests have a process fail.
 
 mod epoll;
@@ -16,6 +16,7 @@ mod memory;
 pub mod network;
 pub mod points;
 pub mod process;
+pub mod siblings;
 pub mod socket;
 pub mod unix;
 

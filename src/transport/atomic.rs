@@ -17,6 +17,8 @@ pub(super) trait Word {
 pub(super) trait Counter {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
+    /// Orders what is before it and what is after it, across other memory too.
+    fn fence(order: Ordering);
 }
 
 macro_rules! implement {
@@ -42,6 +44,9 @@ macro_rules! implement {
             }
             fn store(&self, value: u64, order: Ordering) {
                 self.store(value, order);
+            }
+            fn fence(order: Ordering) {
+                $fence(order);
             }
         }
     };

@@ -22,15 +22,17 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::atomic::{Counter, Word};
+use super::atomic::Word;
 use super::doorbell::Doorbell;
 use super::foreign::Witness;
 use super::heap::{HUGE_PAGE, Heap};
 use crate::sys::{self, Mapping, Segment};
 use crate::types::Signature;
+
+mod order;
 
 /// How many communicators can have a part at once.
 pub(crate) const PARTS: usize = 3;
@@ -148,9 +150,7 @@ impl Board {
         *epochs += 1;
         parts[index] = Place { taken: true, ..Place::default() };
         let part = Part { memory: self.memory.clone(), start: index * PART_BYTES, epoch: *epochs };
-        part.word(EPOCH).store(*epochs, Ordering::Relaxed);
-        // No byte of what is written from here on may be seen before the epoch.
-        fence(Ordering::Release);
+        order::begin(part.word(EPOCH), *epochs);
         part.word(LEFT).store(0, Ordering::Relaxed);
         part.word(GIVEN_UP).store(u64::MAX, Ordering::Relaxed);
         for slot in 0..2 {
@@ -159,7 +159,6 @@ impl Board {
         for count in [Count::Staged, Count::Combined, Count::Done] {
             part.count(count).store(0, Ordering::Relaxed);
         }
-        fence(Ordering::Release);
         Some((index, part))
     }
 
@@ -277,8 +276,7 @@ impl Part {
 
     /// Whether what was read from it up to now was its communicator's.
     pub(crate) fn is_current(&self) -> bool {
-        fence(Ordering::Acquire);
-        self.word(EPOCH).load(Ordering::Relaxed) == self.epoch
+        order::is_still(self.word(EPOCH), self.epoch)
     }
 
     fn has_left(&self) -> bool {
@@ -287,22 +285,28 @@ impl Part {
 
     /// Says that the line of call `number` is written: its call and its payload.
     pub(crate) fn show_line(&self, number: u64) {
-        publish(self.line(number as usize), number);
+        order::publish(self.line(number as usize), number);
     }
 
     /// Whether the line of call `number` is written, and was not taken back.
     pub(crate) fn shows_line(&self, number: u64) -> bool {
-        has_reached(self.line(number as usize), number) && self.given_up() > number
+        order::shows(self.line(number as usize), self.word(GIVEN_UP), number)
+    }
+
+    /// Whether what was read up to now of the memory that line `number` tells of was its writer's contribution: it shows
+    /// the line, and has not taken it back.
+    pub(crate) fn still_shows_line(&self, number: u64) -> bool {
+        order::still_shows(self.line(number as usize), self.word(GIVEN_UP), number)
     }
 
     /// Says how many blocks this member has counted.
     pub(crate) fn count_to(&self, count: Count, blocks: u64) {
-        publish(self.count(count), blocks);
+        order::publish(self.count(count), blocks);
     }
 
     /// Whether the member has counted so many blocks.
     pub(crate) fn has_counted(&self, count: Count, blocks: u64) -> bool {
-        has_reached(self.count(count), blocks)
+        order::has_reached(self.count(count), blocks)
     }
 
     /// The number of the call in one of the two lines.
@@ -336,12 +340,12 @@ impl Part {
 
     /// Writes what the line of a long call tells. Before the line is shown.
     pub(crate) fn tell(&self, slot: usize, words: [u64; 3]) {
-        self.telling(slot).into_iter().zip(words).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        order::tell(self.telling(slot), words);
     }
 
     /// What the line of a long call tells. Valid once it is shown.
     pub(crate) fn told(&self, slot: usize) -> [u64; 3] {
-        self.telling(slot).map(|word| word.load(Ordering::Relaxed))
+        order::told(self.telling(slot))
     }
 
     /// Where the contributions of a block lie: [`BLOCK_BYTES`].
@@ -356,31 +360,13 @@ impl Part {
 
     /// Takes a line and all after it back: who has not seen them yet is not to.
     pub(crate) fn give_up(&self, line: u64) {
-        let first = self.given_up().min(line);
-        self.word(GIVEN_UP).store(first, Ordering::Release);
-        // Whoever sees what is written to the call's memory from here on sees this too.
-        fence(Ordering::Release);
-    }
-
-    /// The first line that was taken back.
-    pub(crate) fn given_up(&self) -> u64 {
-        self.word(GIVEN_UP).load(Ordering::Acquire)
+        order::take_back(self.word(GIVEN_UP), line);
     }
 
     /// Says that this member reads nothing of the communicator's any more. What it has written stays for the others.
     pub(crate) fn leave(&self) {
         self.word(LEFT).store(1, Ordering::Release);
     }
-}
-
-/// Writes a number that only grows, and that says that what it counts is there.
-fn publish<C: Counter>(counter: &C, number: u64) {
-    counter.store(number, Ordering::Release);
-}
-
-/// Whether what such a number counts is there. If so, what was written before it is seen.
-fn has_reached<C: Counter>(counter: &C, number: u64) -> bool {
-    counter.load(Ordering::Acquire) >= number
 }
 
 /// Orders what was written before it before the looks at who sleeps.
@@ -487,103 +473,5 @@ mod tests {
         let segment = Segment::from_peer_at_least(descriptor, board_bytes()).unwrap();
         assert!(Mapping::new(&segment, 0, board_bytes()).is_err());
         assert!(Mapping::read_only(&segment, 0, board_bytes()).is_ok());
-    }
-}
-
-#[cfg(all(test, loom))]
-mod loom_tests {
-    use loom::cell::UnsafeCell;
-    use loom::sync::Arc;
-    use loom::sync::atomic::AtomicU64;
-    use loom::thread;
-
-    use super::*;
-
-    struct Shown {
-        numbers: Vec<AtomicU64>,
-        cells: Vec<UnsafeCell<u64>>,
-    }
-
-    // SAFETY: the cells are handed over by the numbers; loom reports any access that races.
-    unsafe impl Sync for Shown {}
-    // SAFETY: as above.
-    unsafe impl Send for Shown {}
-
-    impl Shown {
-        fn new(numbers: usize, cells: usize) -> Self {
-            Self {
-                numbers: (0..numbers).map(|_| AtomicU64::new(0)).collect(),
-                cells: (0..cells).map(|_| UnsafeCell::new(0)).collect(),
-            }
-        }
-
-        fn wait(&self, number: usize, value: u64) {
-            while !has_reached(&self.numbers[number], value) {
-                thread::yield_now();
-            }
-        }
-
-        fn put(&self, cell: usize, value: u64) {
-            self.cells[cell].with_mut(|cell| {
-                // SAFETY: nobody reads the cell now, which is what is being tested.
-                unsafe { *cell = value };
-            });
-        }
-
-        fn get(&self, cell: usize) -> u64 {
-            // SAFETY: nobody writes the cell now, which is what is being tested.
-            self.cells[cell].with(|cell| unsafe { *cell })
-        }
-    }
-
-    /// Two ranks go through calls with two lines in turn. Each writes the line of a call when it has seen the other's of
-    /// the call before.
-    #[test]
-    fn loom_lines_in_turn_are_never_written_while_they_are_read() {
-        const CALLS: u64 = 3;
-        loom::model(|| {
-            let shown: Arc<Vec<Shown>> = Arc::new((0..2).map(|_| Shown::new(2, 2)).collect());
-            let rank = |own: usize, shown: Arc<Vec<Shown>>| {
-                let (mine, theirs) = (&shown[own], &shown[1 - own]);
-                for call in 1..=CALLS {
-                    let slot = (call % 2) as usize;
-                    theirs.wait(1 - slot, call - 1);
-                    mine.put(slot, 10 * call + own as u64);
-                    publish(&mine.numbers[slot], call);
-                    theirs.wait(slot, call);
-                    assert_eq!(theirs.get(slot), 10 * call + 1 - own as u64);
-                }
-            };
-            let other = shown.clone();
-            let thread = thread::spawn(move || rank(1, other));
-            rank(0, shown);
-            thread.join().unwrap();
-        });
-    }
-
-    /// Two ranks put chunks up in a stage of one place, and use it again when the other is done with it.
-    #[test]
-    fn loom_a_stage_is_not_used_again_before_it_was_read() {
-        const CHUNKS: u64 = 2;
-        const STAGED: usize = 0;
-        const DONE: usize = 1;
-        loom::model(|| {
-            let shown: Arc<Vec<Shown>> = Arc::new((0..2).map(|_| Shown::new(2, 1)).collect());
-            let rank = |own: usize, shown: Arc<Vec<Shown>>| {
-                let (mine, theirs) = (&shown[own], &shown[1 - own]);
-                for chunk in 1..=CHUNKS {
-                    theirs.wait(DONE, chunk - 1);
-                    mine.put(0, 10 * chunk + own as u64);
-                    publish(&mine.numbers[STAGED], chunk);
-                    theirs.wait(STAGED, chunk);
-                    assert_eq!(theirs.get(0), 10 * chunk + 1 - own as u64);
-                    publish(&mine.numbers[DONE], chunk);
-                }
-            };
-            let other = shown.clone();
-            let thread = thread::spawn(move || rank(1, other));
-            rank(0, shown);
-            thread.join().unwrap();
-        });
     }
 }

@@ -9,6 +9,7 @@ mod large;
 mod matrix;
 mod mismatches;
 mod order;
+mod overtaking;
 mod registered;
 mod single_copy;
 mod support;

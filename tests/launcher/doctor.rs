@@ -29,8 +29,17 @@ fn the_machine_is_described_and_each_thing_judged() {
     ] {
         assert!(text.contains(&format!("\n{part}")), "{part} in\n{text}");
     }
-    for name in ["NCCL", "CUDA driver", "RDMA verbs", "shared memory", "open files", "locked memory", "caches", "NUMA"]
-    {
+    for name in [
+        "NCCL",
+        "CUDA driver",
+        "RDMA verbs",
+        "shared memory",
+        "single copy",
+        "open files",
+        "locked memory",
+        "caches",
+        "NUMA",
+    ] {
         assert!(text.contains(name), "{name} in\n{text}");
     }
     assert!(text.contains("Nothing here prevents Phalanx from working"));
@@ -51,6 +60,23 @@ fn the_report_is_one_json_object() {
     for finding in report["findings"].as_array().expect("a list") {
         assert!(["ok", "note", "problem"].contains(&finding["state"].as_str().expect("a word")));
     }
+}
+
+#[test]
+fn single_copy_is_tried_unless_it_is_not_wanted() {
+    let report = |variables: &[(&str, &str)]| -> serde_json::Value {
+        serde_json::from_slice(&doctor(&["--json"], variables).stdout).expect("JSON")
+    };
+    let (wanted, forgone) = (report(&[]), report(&[("PHALANX_SINGLE_COPY", "0")]));
+    assert_eq!((&wanted["single_copy"]["allowed"], &forgone["single_copy"]["allowed"]), (&true.into(), &false.into()));
+    assert_eq!(wanted["single_copy"]["works"], wanted["single_copy"]["error"].is_null());
+    let finding = |report: &serde_json::Value| {
+        let findings = report["findings"].as_array().expect("a list");
+        findings.iter().find(|finding| finding["name"] == "single copy").expect("a finding").clone()
+    };
+    assert_eq!(finding(&wanted)["state"] == "ok", wanted["single_copy"]["works"] == true);
+    assert_eq!(finding(&forgone)["state"], "ok");
+    assert!(finding(&forgone)["text"].as_str().is_some_and(|text| text.contains("PHALANX_SINGLE_COPY=0")));
 }
 
 #[test]

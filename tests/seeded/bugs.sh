@@ -348,10 +348,24 @@ change src/executor/in_host/mod.rs \
 caught_by '--test collectives' boards::a_root_that_runs_ahead_overwrites_nothing
 
 bug takes-what-was-taken-back 'a rank that comes late takes the line of one that has given the call up'
-change src/transport/board.rs \
-    'has_reached(self.line(number as usize), number) && self.given_up() > number' \
-    'has_reached(self.line(number as usize), number)'
+change src/transport/board/order.rs \
+    'has_reached(line, number) && given_up.load(Ordering::Relaxed) > number' \
+    'has_reached(line, number) && given_up.load(Ordering::Relaxed) > 0'
 caught_by --lib transport::board::tests::a_line_that_was_taken_back_is_not_shown
+
+bug writes-on-too-soon 'memory of a call that was given up is written before others can see that it was'
+change src/transport/board/order.rs \
+    'given_up.store(first, Ordering::Relaxed);
+    C::fence(Ordering::Release);' \
+    'given_up.store(first, Ordering::Release);'
+caught_by loom transport::board::order::loom_tests::loom_what_is_read_of_a_call_that_was_given_up_is_not_believed
+
+bug looks-too-soon 'the look at the epoch is not kept behind what was read before it'
+change src/transport/board/order.rs \
+    'C::fence(Ordering::Acquire);
+    epoch.load(Ordering::Relaxed) == number' \
+    'epoch.load(Ordering::Acquire) == number'
+caught_by loom transport::board::order::loom_tests::loom_what_is_read_of_another_epoch_is_not_believed
 
 bug forgets-who-differed 'a call of which nothing was needed is never compared'
 change src/executor/in_host/mod.rs \
@@ -381,8 +395,8 @@ caught_by '--test collectives' registered::what_others_still_read_stays
 
 bug believes-what-was-given-up 'what was read of a rank that has given the call up counts'
 change src/executor/in_host/direct.rs \
-    '!self.peers.iter().all(|peer| peer.part.shows_line(run.line))' \
-    '!self.peers.iter().all(|peer| peer.part.shows_line(0))'
+    '!self.peers.iter().all(|peer| peer.part.still_shows_line(run.line))' \
+    '!self.peers.iter().all(|peer| peer.part.still_shows_line(0))'
 caught_by --lib executor::in_host::direct::tests::what_was_read_of_a_call_given_up_is_no_result
 
 bug reads-another-process 'memory of whatever process has the number now counts as that of a rank'

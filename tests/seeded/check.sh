@@ -39,7 +39,7 @@ bug() { # name, what is wrong
 change() { # file, text that stands in it once, text to put there
     files+=("$1") finds+=("$2") puts+=("$3")
 }
-caught_by() { # target, full name of the test
+caught_by() { # target ("loom" for those that the model checker runs), full name of the test
     targets+=("$1") tests+=("$2")
 }
 # shellcheck source=tests/seeded/bugs.sh
@@ -99,8 +99,12 @@ refresh() {
 run_tests() { # seconds, log, target, names...
     local seconds=$1 log=$2 target=$3
     shift 3
+    local settings=()
+    if [ "$target" = loom ]; then
+        settings=(RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=3 CARGO_TARGET_DIR="$seeded/loom") target=--lib
+    fi
     # shellcheck disable=SC2086
-    (cd "$copy" && SEEDED_RUN=$$ timeout --kill-after=10 "$seconds" \
+    (cd "$copy" && SEEDED_RUN=$$ timeout --kill-after=10 "$seconds" env "${settings[@]}" \
         cargo test --locked $target -- --exact "$@") >"$log" 2>&1 </dev/null 9>&-
     local status=$?
     # What a test left running because of its bug. Processes of this run have its mark in their environment.

@@ -11,8 +11,6 @@
 //! read, and then leaves the call alone, which will be given up by all (the other half of a sequence lock: see
 //! `transport::board`). Peers can only read. A rank that was left behind in the middle of a call changes nothing.
 
-use std::sync::atomic::{Ordering, fence};
-
 use smallvec::SmallVec;
 
 use super::layout::{self, Cut};
@@ -182,8 +180,7 @@ impl InHost {
     /// Whether one of the others has given the call up, so that what was read of its memory before this look does not
     /// count. The call rests then, until this rank hears of it.
     fn has_given_up(&self, run: &Run) -> bool {
-        fence(Ordering::Acquire);
-        !self.peers.iter().all(|peer| peer.part.shows_line(run.line))
+        !self.peers.iter().all(|peer| peer.part.still_shows_line(run.line))
     }
 }
 

@@ -14,6 +14,7 @@ mod limits;
 mod memory;
 mod network;
 mod processors;
+mod single_copy;
 mod system;
 
 use std::fmt;
@@ -27,6 +28,7 @@ pub use limits::{Container, Limits};
 pub use memory::{HugePages, Memory, SharedMemory};
 pub use network::Interface;
 pub use processors::{Cache, Cores, Node};
+pub use single_copy::SingleCopy;
 pub use system::{Machine, Python};
 
 use files::Files;
@@ -110,6 +112,8 @@ pub struct Report {
     pub memory: Memory,
     /// Memory that processes share.
     pub shared_memory: SharedMemory,
+    /// Memory of other processes, read where it is.
+    pub single_copy: SingleCopy,
     /// Limits of this process.
     pub limits: Limits,
     /// What surrounds this process.
@@ -154,6 +158,7 @@ pub fn examine() -> Report {
     let container = Container::look(&files);
     let mut launch = LaunchSeen::look();
     let config = launch.take_config();
+    let single_copy = SingleCopy::look(&files, config.as_ref());
     let interfaces = network::look(&files, config.as_ref());
     let libraries = libraries::look();
     let python = Python::look();
@@ -165,6 +170,7 @@ pub fn examine() -> Report {
     findings.extend(processors::judge(&numa, &caches));
     findings.extend(memory.judge());
     findings.extend(shared_memory.judge());
+    findings.extend(single_copy.judge());
     findings.extend(limits.judge(!files.names("/sys/class/infiniband").is_empty()));
     findings.extend(network::judge(&interfaces, network::loopback_works()));
     findings.extend(libraries::judge(&libraries, &files));
@@ -181,6 +187,7 @@ pub fn examine() -> Report {
         caches,
         memory,
         shared_memory,
+        single_copy,
         limits,
         container,
         interfaces,
@@ -289,6 +296,7 @@ mod tests {
             "caches",
             "memory",
             "shared_memory",
+            "single_copy",
             "limits",
             "container",
             "interfaces",
