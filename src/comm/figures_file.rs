@@ -116,7 +116,9 @@ mod tests {
         let path = folder.join("deeper/figures.json");
         let now = SystemTime::now();
         assert_eq!(read_from(&path, now), Ok(None));
-        let figures = Figures { in_host: Some(LinkModel::LOOPBACK), between_hosts: None };
+        // Decimals have every digit of these: others may come back with another last bit, the same for all who read them.
+        let link = LinkModel { latency: 0.5f64.powi(20), overhead: 0.5f64.powi(19), seconds_per_byte: 0.5f64.powi(32) };
+        let figures = Figures { in_host: Some(link), between_hosts: None };
         write_to(&path, figures).expect("a file");
         assert_eq!(read_from(&path, now), Ok(Some(figures)));
         let left = std::fs::read_dir(folder.join("deeper")).expect("a folder").count();
