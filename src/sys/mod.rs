@@ -5,8 +5,8 @@
 //! Sleeping is done on a word of such memory ([`futex`]) or on descriptors ([`Epoll`], [`EventFd`]). Descriptors
 //! travel over Unix sockets in the abstract namespace ([`unix`]), which have no file either. [`process`] tells how
 //! many processors this process may use and holds other processes by pidfd; [`siblings`] tries whether processes may read each
-//! other; [`network`] lists interfaces and [`socket`] has the calls of TCP; a child made by `fork` does not keep what is [`Uninherited`]; [`host`] says which members share a host;
-//! [`points`] is where tests have a process fail.
+//! other; [`network`] lists interfaces and [`socket`] has the calls of TCP; a child made by `fork` does not keep what is
+//! [`Uninherited`]; [`host`] says which members share a host; [`points`] is where tests have a process fail.
 
 mod epoll;
 mod fork;

@@ -10,10 +10,11 @@ arm_tests=(reduce:: wire:: types:: schedule::plan transport::board transport::he
 # Two ranks in one host, with every element of every result checked. The launcher could not start them: they are no
 # programs of this machine.
 arm_ranks() {
-    local key rank pids=() status=0
+    local key port rank pids=() status=0
+    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
     key=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
     for rank in 0 1; do
-        PHALANX_KEY=$key PHALANX_RANK=$rank PHALANX_SIZE=2 PHALANX_RENDEZVOUS=127.0.0.1:29417 PHALANX_TRANSPORT=shm \
+        PHALANX_KEY=$key PHALANX_RANK=$rank PHALANX_SIZE=2 PHALANX_RENDEZVOUS=127.0.0.1:$port PHALANX_TRANSPORT=shm \
             timeout 120 $arm_qemu "$root/target/aarch64/$arm/debug/phalanx" bench "$@" --bytes 8,4K,1M --iters 2 &
         pids+=($!)
     done

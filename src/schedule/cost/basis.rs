@@ -196,22 +196,10 @@ impl Basis {
 
 #[cfg(test)]
 mod tests {
+    use super::super::crowd::tests::told;
     use super::*;
     use crate::schedule::cost::{Selection, select_by};
     use crate::types::{Algorithm, Collective, DataType};
-
-    fn told() -> Told {
-        Told {
-            affinity: [0, 1].into_iter().collect(),
-            host_processors: 2,
-            machine: 0,
-            shares_memory: false,
-            choice: ChoiceMode::Measured,
-            table: 0,
-            tuning: false,
-            figures: None,
-        }
-    }
 
     fn link(factor: f64) -> LinkModel {
         LinkModel { latency: 1e-5 * factor, overhead: 2e-6 * factor, seconds_per_byte: 1e-9 * factor }

@@ -85,15 +85,15 @@ pub(super) fn processors(told: &[Told], hosts: &[usize]) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::ChoiceMode;
     use super::*;
 
-    /// A rank that may run on `processors`, of which its host may use `limit`.
-    fn rank(processors: &[usize], limit: usize) -> Told {
+    /// A rank of a machine with two processors that knows nothing else.
+    pub fn told() -> Told {
         Told {
-            affinity: processors.iter().copied().collect(),
-            host_processors: limit,
+            affinity: [0, 1].into_iter().collect(),
+            host_processors: 2,
             machine: 0,
             shares_memory: false,
             choice: ChoiceMode::Measured,
@@ -101,6 +101,11 @@ mod tests {
             tuning: false,
             figures: None,
         }
+    }
+
+    /// A rank that may run on `processors`, of which its host may use `limit`.
+    fn rank(processors: &[usize], limit: usize) -> Told {
+        Told { affinity: processors.iter().copied().collect(), host_processors: limit, ..told() }
     }
 
     #[test]
