@@ -35,6 +35,9 @@ pub mod transport;
 
 pub mod bootstrap;
 
+#[cfg(feature = "cuda")]
+pub mod device;
+
 pub mod executor;
 
 pub mod comm;
@@ -56,6 +59,8 @@ pub use bootstrap::Config;
 pub use comm::{
     Buffer, Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, init, thread_world,
 };
+#[cfg(feature = "cuda")]
+pub use comm::{DeviceHandle, DevicePending};
 pub use types::{Algorithm, DataType, Element, Error, Fault, ReduceOp, Reduction, Result, TransportKind};
 
 #[cfg(feature = "python")]

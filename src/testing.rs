@@ -7,6 +7,7 @@ use crate::comm::{member, thread_world_on, within_process};
 use crate::schedule::cost::Basis;
 use crate::transport::connect::{ConnectorConfig, PeerAddress, TransportPolicy};
 use crate::transport::listen::{ListenConfig, Listeners};
+use crate::transport::rdma::RdmaSettings;
 use crate::types::{Generation, View};
 use crate::wire::handshake::JobKey;
 use crate::{Communicator, Result, Settings, TransportKind};
@@ -23,6 +24,8 @@ pub fn local_world_with(kind: TransportKind, hosts: &[usize], single_copy: bool)
         TransportKind::Inproc => return thread_world_on(hosts),
         TransportKind::Shm => TransportPolicy::Shm,
         TransportKind::Tcp => TransportPolicy::Tcp,
+        TransportKind::Rdma => TransportPolicy::Rdma,
+        TransportKind::Mpi => return Err(crate::Error::invalid("MPI has a world of processes, not of threads")),
     };
     let key = JobKey::generate().map_err(crate::Error::internal)?;
     let listen = ListenConfig {
@@ -30,6 +33,7 @@ pub fn local_world_with(kind: TransportKind, hosts: &[usize], single_copy: bool)
         interface: None,
         ports: None,
         shared_memory: kind == TransportKind::Shm,
+        rdma: transport.rdma(&RdmaSettings::default()),
     };
     let listeners = hosts.iter().map(|_| Listeners::bind(&listen)).collect::<Result<Vec<_>>>()?;
     let peer = |(rank, listeners): (usize, &Listeners)| PeerAddress { rank, addresses: listeners.addresses().clone() };

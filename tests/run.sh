@@ -2,7 +2,7 @@
 # Runs the tests of Phalanx, after installing what they need. Ends with a line "N passed, N failed".
 #
 #   bash tests/run.sh              everything
-#   bash tests/run.sh PART...      some of: style rust elastic loom aarch64 fuzz seeded instructions c python wheel launchers hosts
+#   bash tests/run.sh PART...      some of: style rust kernels device rdma mpi elastic loom aarch64 fuzz seeded instructions c python wheel launchers hosts
 #   bash tests/run.sh help         this text
 #
 # As root, missing Debian packages are installed; otherwise the tests that need them are skipped, with the reason.
@@ -20,7 +20,7 @@ if [ "${1:-}" = help ] || [ "${1:-}" = --help ]; then
     exit 0
 fi
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(style rust elastic loom aarch64 fuzz seeded instructions c python wheel launchers hosts)
+[ ${#parts[@]} -gt 0 ] || parts=(style rust kernels device rdma mpi elastic loom aarch64 fuzz seeded instructions c python wheel launchers hosts)
 
 # Adds up what a test runner printed; a step without a runner counts as one.
 count() { # log, exit status

@@ -108,16 +108,16 @@ def main() -> None:
     parts = [f"Taken on {taken}." + "".join(f"\nNot compared: {why.splitlines()[0]}." for why in absent)]
     parts += ["### Bars\n\n" + verdict_table(verdicts)] if verdicts else []
     parts += [sweep_table(outcome) for outcome in outcomes]
+    print("\n\n".join(parts))
     if options.csv:
         write_csv(options.csv, outcomes, verdicts)
     drawn = write_plots(options.plots, outcomes) if options.plots else []
     if options.page:
         pictures = []
         for name in drawn:
-            path = (options.plots.resolve() / name).relative_to(options.page.resolve().parent)
-            pictures.append(f"![{name.removesuffix('.svg').replace('-', ' ')}]({path.as_posix()})")
+            path = os.path.relpath(options.plots.resolve() / name, options.page.resolve().parent)
+            pictures.append(f"![{name.removesuffix('.svg').replace('-', ' ')}]({path})")
         write_page(options.page, "\n\n".join([*parts, *pictures]))
-    print("\n\n".join(parts))
     if any(verdict.met is False for verdict in verdicts):
         say("some bars are not met")
 

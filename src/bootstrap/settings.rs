@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::variables::{self, Variable, Variables};
 use crate::schedule::cost::ChoiceMode;
+use crate::transport::rdma::RdmaSettings;
 use crate::types::{Algorithm, Error, Result, TransportKind};
 use crate::wire::handshake::JobKey;
 
@@ -53,6 +54,8 @@ pub struct Settings {
     pub transport: Option<TransportKind>,
     /// Whether ranks of one host read each other's memory where it is.
     pub single_copy: bool,
+    /// What is chosen about RDMA.
+    pub rdma: RdmaSettings,
     /// The algorithm that is forced.
     pub algorithm: Option<Algorithm>,
     /// A file with rules for which algorithm is used where.
@@ -92,6 +95,7 @@ impl Default for Settings {
             start_timeout: Duration::from_secs(60),
             transport: None,
             single_copy: true,
+            rdma: RdmaSettings::default(),
             algorithm: None,
             algorithm_table: None,
             choice: ChoiceMode::default(),
@@ -123,6 +127,7 @@ pub fn settings(variables: &Variables) -> Result<Settings> {
         start_timeout: read.with(variables::START_TIMEOUT, duration)?.unwrap_or(default.start_timeout),
         transport: read.with(variables::TRANSPORT, transport)?,
         single_copy: read.with(variables::SINGLE_COPY, switch)?.unwrap_or(default.single_copy),
+        rdma: rdma(&read)?,
         algorithm: read.with(variables::ALGORITHM, |text| text.parse())?,
         algorithm_table: read.with(variables::ALGORITHM_TABLE, |text| Ok(PathBuf::from(text)))?,
         choice: read.with(variables::CHOICE, |text| text.parse())?.unwrap_or(default.choice),
@@ -169,6 +174,29 @@ fn key(read: &Reader<'_>) -> Result<KeySource> {
     }
 }
 
+fn rdma(read: &Reader<'_>) -> Result<RdmaSettings> {
+    let names = |text: &str| match text.split(',').map(str::trim).collect::<Vec<_>>() {
+        names if names.iter().any(|name| name.is_empty() || name.contains('/')) => {
+            Err("expected names of devices with commas between, or all".to_string())
+        }
+        names => Ok(names.into_iter().map(String::from).collect()),
+    };
+    let port =
+        |text: &str| text.parse().ok().filter(|port| *port > 0).ok_or("expected a number from 1 to 255".to_string());
+    let byte = |text: &str| text.parse::<u8>().map_err(|_| "expected a number from 0 to 255".to_string());
+    let mtu = |text: &str| match text.parse() {
+        Ok(mtu @ (256 | 512 | 1024 | 2048 | 4096)) => Ok(mtu),
+        _ => Err("expected 256, 512, 1024, 2048 or 4096".to_string()),
+    };
+    Ok(RdmaSettings {
+        devices: read.with(variables::RDMA_DEVICE, names)?.unwrap_or_default(),
+        port: read.with(variables::RDMA_PORT, port)?,
+        gid_index: read.with(variables::RDMA_GID_INDEX, byte)?,
+        traffic_class: read.with(variables::RDMA_TRAFFIC_CLASS, byte)?.unwrap_or_default(),
+        mtu: read.with(variables::RDMA_MTU, mtu)?,
+    })
+}
+
 /// Seconds, or a number with a unit.
 fn duration(text: &str) -> Result<Duration, String> {
     let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
@@ -190,7 +218,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 fn transport(text: &str) -> Result<TransportKind, String> {
     match text.parse()? {
-        TransportKind::Inproc => Err("inproc joins threads of one process; expected shm or tcp".into()),
+        TransportKind::Inproc => Err("inproc joins threads of one process; expected shm, tcp, rdma or mpi".into()),
         kind => Ok(kind),
     }
 }

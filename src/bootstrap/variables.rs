@@ -72,8 +72,18 @@ declare! {
         default "300", example "30";
     START_TIMEOUT = "PHALANX_START_TIMEOUT", "How long the ranks may take to meet: seconds, or a number with ms, s, m or h.",
         default "60", example "2m";
-    TRANSPORT = "PHALANX_TRANSPORT", "Forces one transport for all peers: shm or tcp. An error where it cannot be used.",
-        default "shm within a host, tcp between hosts", example "tcp";
+    TRANSPORT = "PHALANX_TRANSPORT", "Forces one transport for all peers: shm, tcp, or in builds with them rdma or mpi (docs/hardware.md). An error where it cannot be used.",
+        default "shm within a host; between hosts rdma where it was built in and both have it, else tcp", example "tcp";
+    RDMA_DEVICE = "PHALANX_RDMA_DEVICE", "The RDMA devices to use, one rail each, in the same order on every host: names with commas between, or all for every active one.",
+        default "the one that has the address this rank listens on, or the first active one", example "mlx5_0,mlx5_1";
+    RDMA_PORT = "PHALANX_RDMA_PORT", "The port of the RDMA devices.",
+        default "the first active one", example "1";
+    RDMA_GID_INDEX = "PHALANX_RDMA_GID_INDEX", "The place of the global identifier in the port's table (show_gids, or rdma's folder in /sys).",
+        default "RoCE v2 of the address this rank listens on, or of another IPv4 address; none on InfiniBand", example "3";
+    RDMA_TRAFFIC_CLASS = "PHALANX_RDMA_TRAFFIC_CLASS", "The traffic class of RDMA's packets, 0 to 255: on Ethernet, four times the DSCP.",
+        default "0", example "106";
+    RDMA_MTU = "PHALANX_RDMA_MTU", "The largest packet of RDMA in bytes: 256, 512, 1024, 2048 or 4096.",
+        default "the smaller one of what the two ports carry", example "1024";
     SINGLE_COPY = "PHALANX_SINGLE_COPY", "Whether ranks of one host read each other's memory where it is (process_vm_readv), where the kernel allows it: 1 or 0.",
         default "1", example "0";
     ALGORITHM = "PHALANX_ALGORITHM", "Forces one algorithm where the collective has it.",
@@ -94,6 +104,8 @@ declare! {
         default "any free port", example "20000-20100";
     SOCKETS = "PHALANX_SOCKETS", "How many TCP connections are made to each peer, 1 to 64.",
         default "chosen by the transport", example "2";
+    LIBRARIES = "PHALANX_LIBRARIES", "Folders, parted by colons, that are looked in first for the libraries of NVIDIA: libcuda, libnvrtc, libnccl.",
+        default "where the system looks", example "/opt/nvidia/lib";
     LOG = "PHALANX_LOG", "What is logged to standard error: error, warn, info, debug, trace, or filters such as phalanx::bootstrap=debug. By the program phalanx, Python and C; Rust programs have subscribers of their own.",
         default "warn", example "info";
 }

@@ -62,14 +62,13 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Reads a transport between processes.
+/// Reads a transport between processes. Whether it was built in is for the ranks to say, which may be another program's.
 fn carrier(text: &str) -> Result<TransportKind, String> {
+    const EXPECTED: &str = "expected shm, tcp, rdma or mpi";
     match text.parse() {
-        Ok(TransportKind::Inproc) => {
-            Err("inproc is for ranks that are threads of one process; expected shm or tcp".into())
-        }
+        Ok(TransportKind::Inproc) => Err(format!("inproc is for ranks that are threads of one process; {EXPECTED}")),
         Ok(kind) => Ok(kind),
-        Err(_) => Err(format!("unknown transport {text:?}; expected shm or tcp")),
+        Err(_) => Err(format!("unknown transport {text:?}; {EXPECTED}")),
     }
 }
 
@@ -111,14 +110,16 @@ mod tests {
     #[test]
     fn threads_are_no_transport_between_processes() {
         for command in ["demo", "bench", "run"] {
-            for (name, words) in
-                [("inproc", "threads of one process; expected shm or tcp"), ("x", "expected shm or tcp")]
-            {
+            for (name, words) in [
+                ("inproc", "threads of one process; expected shm, tcp, rdma or mpi"),
+                ("x", "expected shm, tcp, rdma or mpi"),
+            ] {
                 let line = ["phalanx", command, "--transport", name];
                 let error = Cli::try_parse_from(line).unwrap_err().to_string();
                 assert!(error.contains(words), "{command}: {error}");
             }
         }
         assert_eq!(carrier("tcp"), Ok(TransportKind::Tcp));
+        assert_eq!(carrier("rdma"), Ok(TransportKind::Rdma));
     }
 }

@@ -26,11 +26,13 @@ pub struct Call {
     pub(super) reduction: Option<Reduction>,
     pub(super) root: usize,
     pub(super) in_place: bool,
+    /// Of a piece of a longer call: the count of the whole, and where the piece begins.
+    pub(super) part: Option<(u64, u64)>,
 }
 
 impl Call {
     fn new(collective: Collective, dtype: DataType, extent: Extent) -> Self {
-        Self { collective, dtype, extent, reduction: None, root: 0, in_place: false }
+        Self { collective, dtype, extent, reduction: None, root: 0, in_place: false, part: None }
     }
 
     /// Every rank gets the reduction of all inputs of `count` elements.
@@ -121,6 +123,27 @@ impl Call {
     /// The collective.
     pub fn collective(&self) -> Collective {
         self.collective
+    }
+
+    /// Elements of a rank's input and output among so many ranks; no input in place.
+    ///
+    /// # Errors
+    ///
+    /// When the call cannot be made among so many ranks, or has no such rank.
+    pub fn counts(&self, rank: usize, size: usize) -> Result<(usize, usize)> {
+        if rank >= size {
+            return Err(Error::invalid(format_args!(
+                "rank {rank} given, but ranks are 0 to {}",
+                size.saturating_sub(1)
+            )));
+        }
+        self.validate(rank, size)?;
+        Ok(self.buffer_counts(rank, size))
+    }
+
+    /// Whether a rank's memory is one buffer.
+    pub fn is_one_buffer(&self, rank: usize) -> bool {
+        self.is_in_place(rank)
     }
 
     /// Whether this rank's memory is one buffer.
@@ -303,6 +326,13 @@ impl Call {
                 0
             }
         };
+        let count = match self.part {
+            Some((whole, at)) => {
+                digest.add(&at.to_le_bytes());
+                whole
+            }
+            None => count as u64,
+        };
         if let Some(reduction) = &self.reduction {
             digest.add(&reduction.prescale.to_bits().to_le_bytes());
             digest.add(&reduction.postscale.to_bits().to_le_bytes());
@@ -320,7 +350,7 @@ impl Call {
             op: self.reduction.as_ref().map(|reduction| reduction.op),
             algorithm,
             root: rooted.then_some(self.root as u32),
-            count: count as u64,
+            count,
             digest: digest.0,
         }
     }

@@ -73,6 +73,11 @@ pub(super) struct Inner {
     pub groups: AtomicU64,
     /// How many subgroups were made of each list of ranks.
     subgroups: Mutex<HashMap<Vec<usize>, u64>>,
+    /// Its calls on device memory, from the first on.
+    #[cfg(feature = "cuda")]
+    pub device: std::sync::OnceLock<super::device::DeviceCalls>,
+    #[cfg(feature = "cuda")]
+    pub making_device: Mutex<()>,
 }
 
 impl Inner {
@@ -136,6 +141,10 @@ impl Communicator {
             points: Mutex::new(HashMap::new()),
             groups: AtomicU64::new(0),
             subgroups: Mutex::new(HashMap::new()),
+            #[cfg(feature = "cuda")]
+            device: std::sync::OnceLock::new(),
+            #[cfg(feature = "cuda")]
+            making_device: Mutex::new(()),
         };
         Ok(Self { inner: Arc::new(inner), settings })
     }
@@ -264,6 +273,16 @@ impl Communicator {
     ) -> Result<Handle> {
         // SAFETY: the caller's promise.
         unsafe { self.start(call, input, output, keep, true) }
+    }
+
+    /// As [`submit`](Self::submit), for a caller that waits for it at once: no other thread is woken to see to it.
+    ///
+    /// # Safety
+    ///
+    /// As [`submit`](Self::submit).
+    pub(crate) unsafe fn submit_to_wait(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<Handle> {
+        // SAFETY: the caller's promise.
+        unsafe { self.start(call, input, output, None, false) }
     }
 
     /// Runs a call to its end.

@@ -36,6 +36,14 @@ pub(super) fn sleeper(single_copy: bool) -> Result<Arc<Sleeper>> {
     })
 }
 
+/// A world of one.
+pub(super) fn alone(settings: Settings) -> Result<Communicator> {
+    let view = View { generation: Generation::FIRST, hosts: vec![0] };
+    let engine = Engine::new(0, 1, Box::new(Nobody), sleeper(false)?, within_process(1))?;
+    let world = Arc::new(World::new(engine, None));
+    Communicator::new(world, CommunicatorId::WORLD, [0].into(), 0, view, Arc::default(), settings)
+}
+
 /// Makes one member of a world: its engine, and the connector that makes its connections on first use.
 pub(crate) fn member(
     listeners: Listeners,
@@ -89,20 +97,21 @@ impl Config {
             algorithm: self.settings.algorithm,
             deterministic: self.settings.deterministic,
         };
+        if self.settings.transport == Some(TransportKind::Mpi) {
+            return self.connect_over_mpi(settings, deadline);
+        }
         if size == 1 {
-            let view = View { generation: Generation::FIRST, hosts: vec![0] };
-            let engine = Engine::new(0, 1, Box::new(Nobody), sleeper(false)?, within_process(1))?;
-            let world = Arc::new(World::new(engine, None));
-            return Communicator::new(world, CommunicatorId::WORLD, [0].into(), 0, view, Arc::default(), settings);
+            return alone(settings);
         }
         let transport = policy(self.settings.transport)?;
         let listeners = Listeners::bind(&ListenConfig {
             address: bootstrap::listen_address(&self.launch)?,
             interface: self.settings.interface.clone(),
             ports: self.settings.ports.clone(),
-            shared_memory: transport != TransportPolicy::Tcp,
+            shared_memory: transport.shares_memory(),
+            rdma: transport.rdma(&self.settings.rdma),
         })?;
-        let shares_memory = transport != TransportPolicy::Tcp;
+        let shares_memory = transport.shares_memory();
         let table = told::table(&self.settings)?;
         let introduction = told::introduce(listeners.addresses(), &self.settings, &table, shares_memory)?;
         let roster = bootstrap::join(self, introduction, deadline)?;
@@ -133,15 +142,37 @@ impl Config {
     }
 }
 
+#[cfg(not(feature = "mpi"))]
+impl Config {
+    /// For builds without MPI.
+    fn connect_over_mpi(&self, _: Settings, _: Deadline) -> Result<Communicator> {
+        Err(no_mpi())
+    }
+}
+
+/// The error of a build that was asked for MPI and has none.
+#[cfg(not(feature = "mpi"))]
+fn no_mpi() -> Error {
+    Error::environment(
+        "the transport mpi was asked for, and this build of Phalanx has no MPI",
+        "build it with `cargo build --features mpi` where an MPI and libclang are installed, or unset PHALANX_TRANSPORT",
+    )
+}
+
 /// Which carriers may be used, from the one that was asked for.
 pub(crate) fn policy(transport: Option<TransportKind>) -> Result<TransportPolicy> {
     match transport {
         None => Ok(TransportPolicy::Auto),
         Some(TransportKind::Shm) => Ok(TransportPolicy::Shm),
         Some(TransportKind::Tcp) => Ok(TransportPolicy::Tcp),
+        Some(TransportKind::Rdma) => Ok(TransportPolicy::Rdma),
+        Some(TransportKind::Mpi) => Err(Error::environment(
+            "the transport mpi cannot be used here: the ranks of MPI are fixed, and its launcher ends all when one falls",
+            "set PHALANX_TRANSPORT to shm, tcp or rdma, or unset it; over MPI, start a job that is not elastic with mpirun",
+        )),
         Some(TransportKind::Inproc) => Err(Error::environment(
             "the transport inproc is for ranks that are threads of one process",
-            "set PHALANX_TRANSPORT to shm or tcp, or unset it",
+            "set PHALANX_TRANSPORT to shm, tcp or rdma, or unset it",
         )),
     }
 }

@@ -85,6 +85,13 @@ impl Communicator {
         self.group(ranks, &[2, number]).map(Some)
     }
 
+    /// The communicator beneath this one that carries its calls on device memory. Costs no message.
+    #[cfg(feature = "cuda")]
+    pub(super) fn beneath_for_devices(&self) -> Result<Communicator> {
+        let all: Vec<usize> = (0..self.size()).collect();
+        self.group(&all, &[3])
+    }
+
     fn group(&self, ranks: &[usize], identity: &[u64]) -> Result<Communicator> {
         let mut digest = Digest::new();
         digest.add(&self.inner.id.0.to_le_bytes());

@@ -11,9 +11,13 @@ mod call;
 mod collectives;
 mod communicator;
 mod connect;
+#[cfg(feature = "cuda")]
+mod device;
 mod figures_file;
 mod group;
 mod handle;
+#[cfg(feature = "mpi")]
+mod over_mpi;
 mod pending;
 mod plans;
 mod point_to_point;
@@ -30,6 +34,8 @@ pub use call::Call;
 pub use communicator::{Communicator, Settings};
 pub use connect::init;
 pub(crate) use connect::{among, member, policy, within_process};
+#[cfg(feature = "cuda")]
+pub use device::{DeviceHandle, DevicePending};
 pub use handle::Handle;
 pub use pending::Pending;
 pub use scope::{Scope, ScopedHandle};

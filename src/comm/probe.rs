@@ -58,7 +58,7 @@ pub(super) fn measure(world: &Communicator, deadline: Deadline) -> Result<Figure
     };
     // As if each rank had a processor: the formulas reckon with what is shared.
     let most = Hosts::new(hosts, world.size()).most() as f64;
-    let shared = world.inner.basis().builtin.host.map_or(1.0, |host| most / host.processors);
+    let shared = most / world.inner.basis().measured_host.processors;
     if crowded && own_host.len() > 1 {
         let factor = 1.0 / shared.max(1.0);
         add(0, within(&world, &own_host)?.map(|link| scaled(link, factor, factor)));

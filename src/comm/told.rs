@@ -31,6 +31,14 @@ pub(crate) fn introduce(
     table: &AlgorithmTable,
     shares_memory: bool,
 ) -> Result<Introduction> {
+    let mut introduction = Introduction::new(addresses);
+    introduction.addresses.push(b'\n');
+    introduction.addresses.extend(tell(settings, table, shares_memory)?);
+    Ok(introduction)
+}
+
+/// What this process knows.
+pub(crate) fn tell(settings: &Settings, table: &AlgorithmTable, shares_memory: bool) -> Result<Vec<u8>> {
     let told = Told {
         affinity: process::affinity().unwrap_or_default().into_iter().collect(),
         host_processors: process::host_processors(),
@@ -43,21 +51,25 @@ pub(crate) fn introduce(
             .then(|| figures_file::read(settings, shares_memory))
             .flatten(),
     };
-    let mut introduction = Introduction::new(addresses);
-    let line = serde_json::to_vec(&told).map_err(|error| Error::internal(error.to_string()))?;
-    introduction.addresses.push(b'\n');
-    introduction.addresses.extend(line);
-    Ok(introduction)
+    serde_json::to_vec(&told).map_err(|error| Error::internal(error.to_string()))
 }
 
 /// What a member said of itself.
 pub(crate) fn read(introduction: &[u8]) -> Result<(ListenAddresses, Told)> {
-    let refuse = |why: &str| Error::environment(why, "all members must run the same version of Phalanx");
     let at = introduction.iter().position(|byte| *byte == b'\n').unwrap_or(introduction.len());
     let (addresses, told) = introduction.split_at(at);
-    let told = told.get(1..).and_then(|line| serde_json::from_slice(line).ok());
-    let told = told.ok_or_else(|| refuse("a member did not say what it would choose algorithms by"))?;
+    let told = hear(told.get(1..).unwrap_or(&[]))?;
     Ok((ListenAddresses::decode(addresses)?, told))
+}
+
+/// What a member said that it knows.
+pub(crate) fn hear(line: &[u8]) -> Result<Told> {
+    serde_json::from_slice(line).map_err(|_| {
+        Error::environment(
+            "a member did not say what it would choose algorithms by",
+            "all members must run the same version of Phalanx",
+        )
+    })
 }
 
 #[cfg(test)]
@@ -65,6 +77,7 @@ mod tests {
     use super::*;
     use crate::schedule::cost::Affinity;
     use crate::transport::listen::{ListenConfig, Listeners};
+    use crate::transport::rdma::RdmaUse;
 
     #[test]
     fn what_is_told_is_read_and_what_is_garbled_is_refused() {
@@ -73,6 +86,7 @@ mod tests {
             interface: None,
             ports: None,
             shared_memory: false,
+            rdma: RdmaUse::No,
         })
         .expect("a listener");
         let said = introduce(listeners.addresses(), &Settings::default(), &AlgorithmTable::default(), true)

@@ -39,9 +39,17 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(3);
 
 impl World {
     pub fn new(engine: Engine, connector: Option<Box<dyn Any + Send>>) -> Self {
+        let is_connected = connector.is_some();
+        let mut world = Self::without_shared_memory(engine, connector);
+        world.is_connected = is_connected;
+        world
+    }
+
+    /// As [`new`](Self::new), with members that share no memory.
+    pub fn without_shared_memory(engine: Engine, connector: Option<Box<dyn Any + Send>>) -> Self {
         Self {
             engine,
-            is_connected: connector.is_some(),
+            is_connected: false,
             connector: std::sync::Mutex::new(connector),
             closed: AtomicBool::new(false),
             operations: AtomicU64::new(0),

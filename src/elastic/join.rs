@@ -11,7 +11,6 @@ use crate::bootstrap::{self, Launch, Rendezvous, Settings, Variables};
 use crate::comm::{policy, told};
 use crate::membership::member::{Member, MemberConfig};
 use crate::sys::points;
-use crate::transport::connect::TransportPolicy;
 use crate::transport::listen::{ListenConfig, Listeners};
 use crate::types::{Error, Generation, Result};
 use crate::wire::registry::ProcessRecord;
@@ -58,10 +57,11 @@ impl Elastic {
             address: bootstrap::listen_address(&launch)?,
             interface: settings.interface.clone(),
             ports: settings.ports.clone(),
-            shared_memory: policy != TransportPolicy::Tcp,
+            shared_memory: policy.shares_memory(),
+            rdma: policy.rdma(&settings.rdma),
         })?;
         let table = told::table(settings)?;
-        let introduction = told::introduce(listeners.addresses(), settings, &table, policy != TransportPolicy::Tcp)?;
+        let introduction = told::introduce(listeners.addresses(), settings, &table, policy.shares_memory())?;
         let process = ProcessRecord {
             pid: std::process::id(),
             host: introduction.host,

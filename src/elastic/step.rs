@@ -421,7 +421,7 @@ impl Elastic {
             let call = Call::allreduce(u64::DATA_TYPE, words.len(), ReduceOp::Max).in_place(true);
             let words = words.as_mut_ptr().cast();
             // SAFETY: the array lives until the handle has ended: `wait` returns when it has.
-            let handle = unsafe { view.communicator.submit(&call, std::ptr::null(), words, None)? };
+            let handle = unsafe { view.communicator.submit_to_wait(&call, std::ptr::null(), words)? };
             reach(Point::Commit);
             self.wait(&handle)?;
         }

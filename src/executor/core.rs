@@ -99,6 +99,8 @@ pub(super) struct Core {
     pub ended: bool,
     /// Set when a notice was queued; cleared when all are seen to be with the carriers.
     untold: bool,
+    /// Whether carriers keep bytes of operations that have ended, and move them only when they are driven.
+    lags: bool,
     /// Set once goodbye was said.
     closed: bool,
     /// Set in an elastic world.
@@ -142,6 +144,7 @@ impl Core {
             active: 0,
             ended: false,
             untold: false,
+            lags: false,
             closed: false,
             judged: None,
             board,
@@ -336,6 +339,8 @@ impl Core {
             state @ Peer::Unconnected => {
                 *state = Peer::Dialling(Queue { requests: vec![request], ..Queue::default() });
                 self.dial.dial(world);
+                // There may be a connection at once.
+                self.rounds = 0;
             }
             Peer::Gone(detail) => {
                 let channel = self.channels.get(&tag.communicator);
@@ -359,6 +364,9 @@ impl Core {
         let mut moved = false;
         let all = self.rounds.is_multiple_of(ROUNDS_PER_LOOK);
         self.rounds = self.rounds.wrapping_add(1);
+        if all {
+            moved |= self.connect_the_connected();
+        }
         for peer in 0..self.peers.len() {
             let Peer::Connected { endpoint, .. } = &mut self.peers[peer] else {
                 continue;
@@ -517,6 +525,7 @@ impl Core {
         self.by_tag.remove(&tag);
         self.active -= 1;
         self.ended = true;
+        self.untold |= self.lags;
         if outcome.is_ok()
             && !tag.communicator.is_point_to_point()
             && let Some(channel) = self.channels.get_mut(&tag.communicator)
@@ -563,7 +572,7 @@ impl Core {
     /// waits for anything, and may have stopped reading.
     pub fn is_drained(&self) -> bool {
         self.peers.iter().all(|peer| match peer {
-            Peer::Connected { endpoint, left } => *left || endpoint.is_drained(),
+            Peer::Connected { endpoint, left } => *left || (endpoint.is_drained() && endpoint.is_flushed()),
             _ => true,
         })
     }

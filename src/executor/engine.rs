@@ -56,10 +56,26 @@ impl Sleep for crate::transport::sleep::Sleeper {
     }
 }
 
+#[cfg(feature = "mpi")]
+impl Sleep for crate::transport::mpi::Nap {
+    fn sleep(&self, timeout: Duration) {
+        self.sleep(timeout);
+    }
+
+    fn kick(&self) {
+        self.kick();
+    }
+}
+
 /// Makes connections.
 pub trait Dial: Send {
     /// Begins to connect to a world rank, without blocking. The outcome goes to [`Engine::connection_handler`].
     fn dial(&mut self, peer: usize);
+
+    /// A connection that is there at once, dialled or made by the peer, of a carrier that needs no thread to connect.
+    fn connected(&mut self) -> Option<(usize, Box<dyn Endpoint>)> {
+        None
+    }
 }
 
 /// Runs the operations of one process. See the room's story in `mod.rs`.
@@ -146,7 +162,7 @@ impl Engine {
             sleeper,
         });
         let engine = Self { shared, progress: Mutex::new(None) };
-        if size > 1 {
+        if size > 1 && config.in_background {
             engine.start_progress()?;
         }
         Ok(engine)
@@ -267,6 +283,11 @@ impl Engine {
     pub unsafe fn submit(&self, work: Work, detached: bool) -> Arc<Completion> {
         let completion = Arc::new(Completion::default());
         let mut state = self.shared.lock();
+        if !state.config.may_drive() {
+            drop(state);
+            completion.finish(Err(not_the_owner()), work.keep);
+            return completion;
+        }
         // SAFETY: the caller's promise.
         unsafe { state.core.submit(work, &completion, Instant::now()) };
         self.shared.after_change(&mut state);
@@ -324,7 +345,7 @@ impl Engine {
         }
         let mut state = self.shared.lock();
         while !completion.is_done() && !until.is_some_and(|deadline| deadline.has_passed(Instant::now())) {
-            if state.led {
+            if state.led || !state.config.may_drive() {
                 state.followers += 1;
                 // A leader that nobody waits for gives way.
                 self.shared.sleeper.kick();
@@ -346,6 +367,7 @@ impl Engine {
         if !completion.is_done()
             && let Ok(mut state) = self.shared.state.try_lock()
             && !state.led
+            && state.config.may_drive()
         {
             state.core.progress();
             self.shared.after_change(&mut state);
@@ -372,6 +394,17 @@ impl Engine {
         self.shared.sleeper.kick();
     }
 
+    /// Takes the next number of a communicator without an operation, and gives it up on every rank.
+    #[cfg(feature = "cuda")]
+    pub fn refuse(&self, communicator: CommunicatorId, cause: Error) {
+        let mut state = self.shared.lock();
+        state.core.refuse(communicator, &cause);
+        self.shared.after_change(&mut state);
+        self.shared.tell(&mut state);
+        drop(state);
+        self.shared.sleeper.kick();
+    }
+
     /// The carrier to each peer that is connected.
     pub fn links(&self) -> Vec<(usize, TransportKind)> {
         self.shared.lock().core.links()
@@ -382,6 +415,10 @@ impl Engine {
         let mut state = self.shared.lock();
         let mut closed = false;
         let mut told_by = None;
+        if !state.config.may_drive() {
+            tracing::warn!("a communicator was closed on a thread that may not call MPI: its peers see no goodbye");
+            return state.core.close();
+        }
         loop {
             if state.led {
                 self.shared.sleeper.kick();
@@ -413,6 +450,14 @@ impl Engine {
             }
         }
     }
+}
+
+/// What a call ends with on a thread that may not drive.
+fn not_the_owner() -> Error {
+    Error::environment(
+        "this thread may not call MPI, whose thread level lets only the one that started it",
+        "make the calls of Phalanx on that thread, or call MPI_Init_thread with MPI_THREAD_MULTIPLE",
+    )
 }
 
 impl Drop for Engine {
@@ -518,7 +563,7 @@ impl Shared {
             if limit.is_some_and(|limit| limit.has_passed(now)) {
                 break;
             }
-            let EngineConfig { spin, yields } = state.config;
+            let EngineConfig { spin, yields, .. } = state.config;
             // The progress thread takes its core from threads that compute. It spins only where the next piece is sure to
             // come sooner than a wake-up: from in-host peers that have cores of their own, as long as pieces come.
             let may_spin = || has_moved && !yields && self.sleeper.sleeps_on_memory();

@@ -6,19 +6,25 @@
 //! travel over Unix sockets in the abstract namespace ([`unix`]), which have no file either. [`process`] tells how
 //! many processors this process may use and holds other processes by pidfd; [`siblings`] tries whether processes may read each
 //! other; [`network`] lists interfaces and [`socket`] has the calls of TCP; a child made by `fork` does not keep what is
-//! [`Uninherited`]; [`host`] says which members share a host; [`points`] is where tests have a process fail.
+//! [`Uninherited`]; [`library`] loads what is found at run time, as `verbs` (feature `rdma`) does; [`host`] says which
+//! members share a host; [`points`] is where tests have a process fail.
 
 mod epoll;
 mod fork;
 pub mod futex;
 pub mod host;
+pub mod library;
 mod memory;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod network;
 pub mod points;
 pub mod process;
 pub mod siblings;
 pub mod socket;
 pub mod unix;
+#[cfg(feature = "rdma")]
+pub mod verbs;
 
 pub use epoll::{Epoll, EventFd, Interest, Readiness};
 pub use fork::Uninherited;

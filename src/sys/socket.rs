@@ -62,6 +62,14 @@ pub fn is_writable(fd: impl AsFd) -> bool {
     matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
+/// Waits until the descriptor is readable or has ended; whether it is.
+#[cfg(feature = "rdma")]
+pub fn wait_readable(fd: impl AsFd, timeout: Duration) -> io::Result<bool> {
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    Ok(rustix::event::poll(&mut fds, Some(&timeout))? > 0)
+}
+
 /// The error of an attempt to connect, once the socket is writable.
 pub fn take_error(fd: impl AsFd) -> io::Result<()> {
     sockopt::socket_error(fd)?.map_err(io::Error::from)

@@ -152,6 +152,11 @@ pub trait Endpoint: Send {
     /// Whether everything posted, goodbye and notices included, has been handed to the carrier.
     fn is_drained(&self) -> bool;
 
+    /// Whether nothing that was handed to the carrier waits for `progress` to get away from here.
+    fn is_flushed(&self) -> bool {
+        true
+    }
+
     /// What the peer shows in shared memory, where there is any.
     fn neighbour(&self) -> Option<&Neighbour> {
         None

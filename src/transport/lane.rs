@@ -54,6 +54,11 @@ pub trait Lane: Send {
     /// bytes or their closing (or room to write, if `wants_write`) wakes the sleeper. False means: try again.
     fn prepare_sleep(&mut self, wants_write: bool) -> bool;
 
+    /// Whether everything that was written is out of this process's hands: in the peer's memory, or the kernel's.
+    fn is_flushed(&self) -> bool {
+        true
+    }
+
     /// What the peer shows in shared memory, where there is any.
     fn neighbour(&self) -> Option<&Neighbour> {
         None

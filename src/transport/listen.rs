@@ -4,9 +4,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::rdma::{self, Rails, RdmaAddress, RdmaUse};
 use crate::sys::network::{InterfaceAddress, interface_addresses};
 use crate::sys::{HostIdentity, Uninherited, socket, unix};
 use crate::types::{Error, Result};
@@ -27,6 +29,8 @@ pub struct ListenConfig {
     pub ports: Option<RangeInclusive<u16>>,
     /// Whether members of this host may connect over a Unix socket, to share memory.
     pub shared_memory: bool,
+    /// Whether RDMA devices are looked for and opened.
+    pub rdma: RdmaUse,
 }
 
 /// Where one member can be reached, as it tells the others.
@@ -38,6 +42,9 @@ pub struct ListenAddresses {
     pub unix: Option<Vec<u8>>,
     /// Its host.
     pub host: HostIdentity,
+    /// Its RDMA devices, if it uses any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<RdmaAddress>,
 }
 
 impl ListenAddresses {
@@ -69,6 +76,7 @@ impl ListenAddresses {
 pub struct Listeners {
     pub(super) tcp: Uninherited<OwnedFd>,
     pub(super) unix: Option<Uninherited<OwnedFd>>,
+    pub(super) rails: Option<Rails>,
     addresses: ListenAddresses,
 }
 
@@ -77,8 +85,8 @@ impl Listeners {
     ///
     /// # Errors
     ///
-    /// `Environment` for an unknown interface (with those that exist), an address that is not this machine's, or when
-    /// no port of the range is free.
+    /// `Environment` for an unknown interface (with those that exist), an address that is not this machine's, when no
+    /// port of the range is free, or when RDMA is demanded and cannot be had.
     pub fn bind(config: &ListenConfig) -> Result<Self> {
         let address = match &config.interface {
             Some(wanted) => {
@@ -97,12 +105,38 @@ impl Listeners {
         })?;
         let (unix, name) = if config.shared_memory { bind_unix()? } else { (None, None) };
         let (tcp, unix) = (tcp.into(), unix.map(Uninherited::from));
-        Ok(Self { tcp, unix, addresses: ListenAddresses { tcp: vec![local], unix: name, host } })
+        let rails = open_rails(&config.rdma, local.ip())?;
+        let rdma = rails.as_ref().map(Rails::address);
+        Ok(Self { tcp, unix, rails, addresses: ListenAddresses { tcp: vec![local], unix: name, host, rdma } })
     }
 
     /// Where this member can be reached.
     pub fn addresses(&self) -> &ListenAddresses {
         &self.addresses
+    }
+}
+
+/// Opens the RDMA devices that a member which listens on `near` is to use.
+fn open_rails(wanted: &RdmaUse, near: IpAddr) -> Result<Option<Rails>> {
+    match wanted {
+        RdmaUse::No => Ok(None),
+        RdmaUse::IfThere(settings) => match Rails::open(settings, near) {
+            Ok(rails) => Ok(Some(rails)),
+            Err(why) if rdma::devices(Path::new("/")).is_empty() => {
+                tracing::debug!(%why, "no RDMA");
+                Ok(None)
+            }
+            Err(why) => {
+                tracing::warn!(%why, "this machine has RDMA devices, but they cannot be used: TCP is, which is slower");
+                Ok(None)
+            }
+        },
+        RdmaUse::Demanded(settings) => Rails::open(settings, near).map(Some).map_err(|why| {
+            Error::environment(
+                format!("RDMA was demanded, but {why}"),
+                "`phalanx doctor` tells what is there; unset PHALANX_TRANSPORT to use what there is",
+            )
+        }),
     }
 }
 
@@ -192,7 +226,13 @@ mod tests {
     use super::*;
 
     fn config() -> ListenConfig {
-        ListenConfig { address: Ipv4Addr::LOCALHOST.into(), interface: None, ports: None, shared_memory: true }
+        ListenConfig {
+            address: Ipv4Addr::LOCALHOST.into(),
+            interface: None,
+            ports: None,
+            shared_memory: true,
+            rdma: RdmaUse::No,
+        }
     }
 
     #[test]
@@ -207,6 +247,21 @@ mod tests {
         }
         assert!(ListenAddresses::decode(b"{}").is_err());
         assert!(ListenAddresses::decode(&[b' '; 5000]).is_err());
+    }
+
+    /// Wherever it cannot be had; a build without it says how to have one.
+    #[test]
+    fn rdma_that_is_demanded_and_missing_is_an_error() {
+        if rdma::BUILT_IN && !rdma::devices(Path::new("/")).is_empty() {
+            println!("skipped: this machine has an RDMA device");
+            return;
+        }
+        let error = Listeners::bind(&ListenConfig { rdma: RdmaUse::Demanded(Default::default()), ..config() });
+        let text = error.unwrap_err().to_string();
+        let why = if rdma::BUILT_IN { "this machine has no RDMA device" } else { "build it with --features rdma" };
+        assert!(text.contains("RDMA was demanded") && text.contains(why), "{text}");
+        let without = RdmaUse::IfThere(Default::default());
+        assert!(Listeners::bind(&ListenConfig { rdma: without, ..config() }).unwrap().rails.is_none());
     }
 
     #[test]

@@ -43,6 +43,9 @@ pub mod heap;
 pub mod inproc;
 mod lane;
 pub mod listen;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+pub mod rdma;
 mod ring;
 pub mod shm;
 pub mod sleep;

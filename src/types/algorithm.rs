@@ -87,6 +87,10 @@ named! {
         Shm = 1, "shm";
         /// TCP sockets.
         Tcp = 2, "tcp";
+        /// RDMA: InfiniBand, or RoCE on Ethernet.
+        Rdma = 3, "rdma";
+        /// Messages of a running MPI. In builds with the feature `mpi`.
+        Mpi = 4, "mpi";
     }
 }
 

@@ -107,8 +107,8 @@ fn settings_are_read() {
         ("PHALANX_TIMEOUT", "-1", "expected more than 0 seconds"),
         ("PHALANX_TIMEOUT", "inf", "inf"),
         ("PHALANX_TIMEOUT", "5 years", "the unit \"years\" is not ms, s, m or h"),
-        ("PHALANX_TRANSPORT", "rdma", "expected one of"),
-        ("PHALANX_TRANSPORT", "inproc", "expected shm or tcp"),
+        ("PHALANX_TRANSPORT", "carrier-pigeon", "expected one of"),
+        ("PHALANX_TRANSPORT", "inproc", "expected shm, tcp, rdma or mpi"),
         ("PHALANX_ALGORITHM", "spiral", "expected one of ring"),
         ("PHALANX_SINGLE_COPY", "never", "expected 1 or 0"),
         ("PHALANX_DETERMINISTIC", "maybe", "expected 1 or 0"),
@@ -117,6 +117,9 @@ fn settings_are_read() {
         ("PHALANX_PORTS", "70000", "from 1 to 65535"),
         ("PHALANX_SOCKETS", "0", "expected a number from 1 to"),
         ("PHALANX_SOCKETS", "65", "expected a number from 1 to"),
+        ("PHALANX_RDMA_PORT", "0", "PHALANX_RDMA_PORT"),
+        ("PHALANX_RDMA_TRAFFIC_CLASS", "256", "PHALANX_RDMA_TRAFFIC_CLASS"),
+        ("PHALANX_RDMA_MTU", "1000", "PHALANX_RDMA_MTU"),
         ("PHALANX_KEY", "12", "64 hexadecimal digits"),
     ];
     for (name, value, expected) in bad {

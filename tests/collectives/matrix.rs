@@ -229,32 +229,45 @@ fn tcp() {
     SIZES.into_iter().for_each(|size| check(TransportKind::Tcp, size));
 }
 
+/// A twentieth of the cases, each of another kind: the device is emulated, and slow.
+#[test]
+#[cfg(feature = "rdma")]
+#[ignore = "needs an RDMA device"]
+fn rdma() {
+    for size in [2, 3, 4, 5] {
+        let cases: Vec<_> = sweep(size as u64, size).into_iter().skip(size).step_by(23).collect();
+        on_world(TransportKind::Rdma, size, |comm| cases.iter().for_each(|case| case.run(&comm)));
+    }
+}
+
 /// Every type with every operation, in every reducing collective.
 #[test]
 fn all_types_and_operations() {
     for kind in TRANSPORTS {
         for size in [3, 4] {
-            on_world(kind, size, |comm| {
-                for dtype in DataType::ALL {
-                    for op in ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)) {
-                        for collective in [Collective::Allreduce, Collective::Reduce, Collective::ReduceScatter] {
-                            let case = Case {
-                                collective,
-                                algorithm: None,
-                                dtype,
-                                op,
-                                count: 37,
-                                uneven: false,
-                                root: 1,
-                                in_place: (op as usize).is_multiple_of(2),
-                                misaligned: (op as usize).is_multiple_of(3),
-                                deterministic: false,
-                            };
-                            case.run(&comm);
-                        }
-                    }
-                }
-            });
+            on_world(kind, size, |comm| types_and_operations(&comm));
+        }
+    }
+}
+
+fn types_and_operations(comm: &Communicator) {
+    for dtype in DataType::ALL {
+        for op in ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)) {
+            for collective in [Collective::Allreduce, Collective::Reduce, Collective::ReduceScatter] {
+                let case = Case {
+                    collective,
+                    algorithm: None,
+                    dtype,
+                    op,
+                    count: 37,
+                    uneven: false,
+                    root: 1,
+                    in_place: (op as usize).is_multiple_of(2),
+                    misaligned: (op as usize).is_multiple_of(3),
+                    deterministic: false,
+                };
+                case.run(comm);
+            }
         }
     }
 }
@@ -264,28 +277,69 @@ fn all_types_and_operations() {
 fn large_buffers() {
     for kind in TRANSPORTS {
         for size in [2, 4] {
-            on_world(kind, size, |comm| {
-                for collective in COLLECTIVES {
-                    let forced = algorithms_for(collective).iter().map(|&algorithm| Some(algorithm));
-                    for (turn, algorithm) in forced.enumerate() {
-                        let case = Case {
-                            collective,
-                            algorithm,
-                            dtype: [DataType::F32, DataType::BF16, DataType::I64][turn % 3],
-                            op: ReduceOp::Sum,
-                            count: [(1 << 20) + 1, (1 << 18) - 1, 300_007][turn % 3] / size,
-                            uneven: false,
-                            root: size - 1,
-                            in_place: turn % 2 == 0,
-                            misaligned: turn % 2 == 1,
-                            deterministic: false,
-                        };
-                        case.run(&comm);
-                    }
-                }
-            });
+            on_world(kind, size, |comm| large(&comm));
         }
     }
+}
+
+fn large(comm: &Communicator) {
+    let size = comm.size();
+    for collective in COLLECTIVES {
+        let forced = algorithms_for(collective).iter().map(|&algorithm| Some(algorithm));
+        for (turn, algorithm) in forced.enumerate() {
+            let case = Case {
+                collective,
+                algorithm,
+                dtype: [DataType::F32, DataType::BF16, DataType::I64][turn % 3],
+                op: ReduceOp::Sum,
+                count: [(1 << 20) + 1, (1 << 18) - 1, 300_007][turn % 3] / size,
+                uneven: false,
+                root: size - 1,
+                in_place: turn % 2 == 0,
+                misaligned: turn % 2 == 1,
+                deterministic: false,
+            };
+            case.run(comm);
+        }
+    }
+}
+
+/// As above, over RDMA: each collective once.
+#[test]
+#[cfg(feature = "rdma")]
+#[ignore = "needs an RDMA device"]
+fn large_buffers_over_rdma() {
+    on_world(TransportKind::Rdma, 3, |comm| {
+        for (turn, collective) in COLLECTIVES.into_iter().enumerate() {
+            let case = Case {
+                collective,
+                algorithm: None,
+                dtype: [DataType::F32, DataType::BF16, DataType::I64][turn % 3],
+                op: ReduceOp::Sum,
+                count: 300_007 / 3,
+                uneven: false,
+                root: turn % 3,
+                in_place: turn % 2 == 0,
+                misaligned: turn % 2 == 1,
+                deterministic: false,
+            };
+            case.run(&comm);
+        }
+    });
+}
+
+/// The whole matrix on one rank of a world that was made elsewhere. Every rank calls it. Returns how many calls that was.
+#[allow(dead_code, reason = "for `tests/mpi`")]
+pub fn everything(comm: &Communicator) -> usize {
+    let cases = sweep(comm.size() as u64, comm.size());
+    cases.iter().for_each(|case| case.run(comm));
+    if comm.size() > 2 {
+        types_and_operations(comm);
+    }
+    if comm.size() > 1 {
+        large(comm);
+    }
+    cases.len()
 }
 
 /// Ranks on several hosts, evenly and unevenly, neighbours and not: the hierarchical algorithms.

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use phalanx::types::{Algorithm, DataType, Error, ReduceOp, Reduction, Result};
-use phalanx::{Call, Communicator};
+use phalanx::{Call, Communicator, TransportKind};
 
 use crate::support::{TRANSPORTS, on_world};
 
@@ -19,7 +19,11 @@ fn make(comm: &Communicator, call: &Call) -> Result<()> {
 
 /// Rank 1 makes another call than the others; all must learn of it, at that call or at the next, and then go on.
 fn expect_mismatch(what: &str, usual: &Call, odd: &Call) {
-    for kind in TRANSPORTS {
+    expect_mismatch_over(&TRANSPORTS, what, usual, odd);
+}
+
+fn expect_mismatch_over(transports: &[TransportKind], what: &str, usual: &Call, odd: &Call) {
+    for &kind in transports {
         for size in [2, 3, 4] {
             let errors = on_world(kind, size, |comm| {
                 let first = make(&comm, if comm.rank() == 1 { odd } else { usual });
@@ -49,6 +53,15 @@ fn expect_mismatch(what: &str, usual: &Call, odd: &Call) {
 
 fn sum(dtype: DataType, count: usize) -> Call {
     Call::allreduce(dtype, count, ReduceOp::Sum)
+}
+
+#[test]
+#[cfg(feature = "rdma")]
+#[ignore = "needs an RDMA device"]
+fn over_rdma() {
+    let kinds = [TransportKind::Rdma];
+    expect_mismatch_over(&kinds, "type", &sum(DataType::F32, 100), &sum(DataType::I32, 100));
+    expect_mismatch_over(&kinds, "count", &sum(DataType::F32, 100_000), &sum(DataType::F32, 7));
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::sync::Barrier;
 use std::thread;
 
+use phalanx::TransportKind;
+use phalanx::elastic::Elastic;
 use phalanx::membership::registry::{Outcome, RegistryConfig};
 use phalanx::testing;
 use phalanx::types::{Generation, ReduceOp};
@@ -49,13 +51,26 @@ fn all_that_begin_step_together_and_leave() {
 
 #[test]
 fn when_one_falls_within_a_step_the_others_have_the_results_of_those_that_are_left() {
+    one_falls_within_a_step(None);
+}
+
+#[test]
+#[cfg(feature = "rdma")]
+#[ignore = "needs an RDMA device"]
+fn when_one_falls_within_a_step_over_rdma_the_others_go_on() {
+    one_falls_within_a_step(Some(TransportKind::Rdma));
+}
+
+fn one_falls_within_a_step(transport: Option<TransportKind>) {
     let job = Job::new(RegistryConfig::new(4));
     let fell = Barrier::new(4);
     thread::scope(|scope| {
         for rank in 0..4 {
             let (job, fell) = (&job, &fell);
             scope.spawn(move || {
-                let elastic = job.join(Some(rank));
+                let mut settings = job.settings(Some(rank));
+                settings.transport = transport;
+                let elastic = Elastic::join(&settings).expect("a view with this member in");
                 elastic.sync(&mut Counter::default()).expect("a sync");
                 // It falls in the step after the sync, and not at the end of the sync.
                 fell.wait();

@@ -25,8 +25,8 @@ torch_ready() {
 }
 
 if python_ready; then
-    step 'python: ruff' "$venv/bin/ruff" check ffi/python examples/python benches
-    step 'python: ruff format' "$venv/bin/ruff" format --check ffi/python examples/python benches
+    step 'python: ruff' "$venv/bin/ruff" check ffi/python examples/python benches kernels
+    step 'python: ruff format' "$venv/bin/ruff" format --check ffi/python examples/python benches kernels
     torch_ready || skip 'python: PyTorch' 'could not be installed; its tests are skipped'
     if "$venv/bin/python" -c 'import torch' 2>/dev/null; then
         step 'python: mypy' bash -c "cd ffi/python && '$venv/bin/mypy'"

@@ -18,7 +18,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 
 use phalanx::elastic::Keep;
-use phalanx::{Error, bootstrap};
+use phalanx::{Error, TransportKind, bootstrap};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -57,6 +57,12 @@ fn meet<T: Send + 'static>(py: Python<'_>, meeting: fn() -> phalanx::Result<T>) 
 /// Connects to the other ranks that the environment names; a world of one if nothing suggests otherwise.
 #[pyfunction]
 fn connect(py: Python<'_>) -> PyResult<Communicator> {
+    let settings = bootstrap::settings(&bootstrap::Variables::of_process())?;
+    if settings.transport == Some(TransportKind::Mpi) {
+        // MPI belongs to the thread that starts it, which has to be the program's. Ctrl-C waits for the deadline here.
+        phalanx::observe::log_to_stderr()?;
+        return Ok(Communicator::new(py.detach(phalanx::init)?));
+    }
     meet(py, phalanx::init).map(Communicator::new)
 }
 

@@ -66,7 +66,7 @@ pub struct Bench {
     /// How much larger each size of a range is than the one before
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least(2))]
     factor: usize,
-    /// Carry everything over shm or tcp [default: the fastest there is for each pair of ranks]
+    /// Carry everything over shm, tcp, rdma or mpi [default: the fastest there is for each pair of ranks]
     #[arg(long, value_name = "NAME", value_parser = crate::cli::carrier)]
     transport: Option<TransportKind>,
     /// Use this algorithm [default: chosen by size]

@@ -35,7 +35,7 @@ pub struct Demo {
     /// Processes that train together [default: 4, or those of the world this runs in]
     #[arg(long, short = 'n', alias = "np-with-one-dash", visible_alias = "np", value_name = "N", value_parser = at_least(1))]
     ranks: Option<usize>,
-    /// Carry everything over shm or tcp [default: the fastest there is for each pair of ranks]
+    /// Carry everything over shm, tcp, rdma or mpi [default: the fastest there is for each pair of ranks]
     #[arg(long, value_name = "NAME", value_parser = crate::cli::carrier)]
     transport: Option<TransportKind>,
     /// Sum gradients by this algorithm [default: chosen by size]

@@ -144,6 +144,23 @@ impl Core {
         }
     }
 
+    /// Gives up the next operation of a communicator, which this rank cannot begin.
+    #[cfg(feature = "cuda")]
+    pub fn refuse(&mut self, communicator: crate::types::CommunicatorId, cause: &Error) {
+        if self.closed {
+            return;
+        }
+        let Some(channel) = self.channels.get_mut(&communicator).filter(|channel| channel.over.is_none()) else {
+            return;
+        };
+        let tag = Tag { communicator, sequence: channel.next_sequence };
+        channel.next_sequence += 1;
+        // Messages of others for it are answered by the notice.
+        drop(channel.take_early(tag.sequence));
+        channel.abort(tag.sequence, cause);
+        self.tell_abort(tag, cause);
+    }
+
     /// Gives up the operation of this completion, if it is in flight.
     pub fn give_up(&mut self, completion: &Arc<Completion>, cause: Error) {
         let slot = self.slots.iter().position(|slot| {

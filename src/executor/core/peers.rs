@@ -45,11 +45,22 @@ impl Core {
         }
         queue.notices.into_iter().for_each(|notice| endpoint.notify(notice));
         self.untold = true;
+        self.lags |= endpoint.kind() == TransportKind::Mpi;
         queue.requests.into_iter().for_each(|request| hand_over(endpoint.as_mut(), request));
         if self.closed {
             endpoint.say_goodbye();
         }
         self.peers[peer] = Peer::Connected { endpoint, left: false };
+    }
+
+    /// Takes over the connections that are there at once. Returns whether there were any.
+    pub(super) fn connect_the_connected(&mut self) -> bool {
+        let mut any = false;
+        while let Some((peer, endpoint)) = self.dial.connected() {
+            self.handle_connection(peer, Generation::FIRST, Ok(endpoint));
+            any = true;
+        }
+        any
     }
 
     /// There is no connection to a peer. Whether that ends more than this attempt depends on the reason.

@@ -1,6 +1,7 @@
 //! How long a waiting thread polls before it sleeps.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// How the engine waits.
@@ -10,6 +11,10 @@ pub struct EngineConfig {
     pub spin: Duration,
     /// Whether it offers its core to others between polls: for more ranks than cores.
     pub yields: bool,
+    /// Whether a thread of the engine's own drives while nobody waits.
+    pub in_background: bool,
+    /// The only thread that may drive, where the carrier lets only one call it.
+    pub owner: Option<ThreadId>,
 }
 
 /// How long a waiting thread polls before it sleeps. A sleep and the wake-up that ends it cost 5 to 50 us; polling as
@@ -23,7 +28,13 @@ impl EngineConfig {
         // While a rank offers its processor, the others have their turns: the clock runs that much faster.
         let turns = u32::try_from(ranks.div_ceil(processors.max(1))).unwrap_or(u32::MAX);
         let yields = ranks > processors;
-        Self { spin: if yields { SPIN.saturating_mul(turns).saturating_mul(4) } else { SPIN }, yields }
+        let spin = if yields { SPIN.saturating_mul(turns).saturating_mul(4) } else { SPIN };
+        Self { spin, yields, in_background: true, owner: None }
+    }
+
+    /// Whether this thread may drive.
+    pub(super) fn may_drive(&self) -> bool {
+        self.owner.is_none_or(|owner| owner == std::thread::current().id())
     }
 }
 

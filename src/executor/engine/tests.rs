@@ -48,7 +48,7 @@ fn receive_from(peer: usize, patience: Duration) -> Work {
 /// Nothing wakes a rank that has no connection: the deadline itself must.
 #[test]
 fn a_deadline_that_passes_while_nothing_moves_is_told_at_once() {
-    let config = EngineConfig { spin: Duration::ZERO, yields: false };
+    let config = EngineConfig { spin: Duration::ZERO, yields: false, in_background: true, owner: None };
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
     engine.add_channel(CommunicatorId::WORLD, [0, 1].into(), 0, false).unwrap();
@@ -68,7 +68,7 @@ fn a_deadline_that_passes_while_nothing_moves_is_told_at_once() {
 /// A channel is made when its first message is sent or received, which can be just after the view has ended.
 #[test]
 fn a_channel_that_is_made_when_its_view_is_over_takes_nothing() {
-    let config = EngineConfig { spin: Duration::ZERO, yields: false };
+    let config = EngineConfig { spin: Duration::ZERO, yields: false, in_background: true, owner: None };
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
     let (first, second) = (Generation::FIRST, Generation(Generation::FIRST.0 + 1));
@@ -92,7 +92,7 @@ fn a_channel_that_is_made_when_its_view_is_over_takes_nothing() {
 /// Newcomers come in between two steps, where nobody is told to stop. What is done in the view before is over.
 #[test]
 fn a_view_that_changes_between_two_steps_is_over_for_what_is_in_flight() {
-    let config = EngineConfig { spin: Duration::ZERO, yields: false };
+    let config = EngineConfig { spin: Duration::ZERO, yields: false, in_background: true, owner: None };
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let engine = Engine::new(0, 2, Box::new(Silence), sleeper, config).unwrap();
     engine.judge(Generation::FIRST, Box::new(|_| {}));
@@ -113,7 +113,7 @@ fn a_view_that_changes_between_two_steps_is_over_for_what_is_in_flight() {
 /// news of this view.
 #[test]
 fn who_is_not_in_the_next_view_is_lost_to_nobody() {
-    let config = EngineConfig { spin: Duration::ZERO, yields: false };
+    let config = EngineConfig { spin: Duration::ZERO, yields: false, in_background: true, owner: None };
     let sleeper = Arc::new(Sleeper::new().unwrap());
     let engine = Engine::new(0, 3, Box::new(Silence), sleeper, config).unwrap();
     let (tell, lost) = channel();

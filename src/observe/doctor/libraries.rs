@@ -142,6 +142,15 @@ fn find(candidate: &Candidate) -> Library {
     Library { purpose: candidate.purpose, looked_for: candidate.names, found: None, path: None, version: None, error }
 }
 
+/// Whether a library that was found has a function.
+pub(super) fn has(name: &str, function: &CStr) -> bool {
+    // SAFETY: it is loaded already, by `find`, so that no initialiser runs; the symbol is looked up and not called.
+    unsafe {
+        unix::Library::open(Some(name), unix::RTLD_LAZY | unix::RTLD_LOCAL)
+            .is_ok_and(|library| library.get::<unsafe extern "C" fn()>(function.to_bytes_with_nul()).is_ok())
+    }
+}
+
 /// Asks a library for its version.
 fn ask(library: &unix::Library, version: Version) -> Option<String> {
     match version {
@@ -232,10 +241,6 @@ pub(super) fn judge(libraries: &[Library], files: &Files) -> Vec<Finding> {
             }
         })
         .collect();
-    let devices = files.names("/sys/class/infiniband");
-    if !devices.is_empty() {
-        findings.push(Finding::ok("libraries", "RDMA devices", devices.join(", ")));
-    }
     let gpus = files.names("/proc/driver/nvidia/gpus");
     if !gpus.is_empty() {
         let models: Vec<_> = gpus

@@ -7,13 +7,16 @@
 //! A finding is *ok*, a *note* (something is slower, or missing, or worth knowing) or a *problem* (Phalanx cannot work).
 
 mod choice;
+mod devices;
 mod files;
+mod gpu_memory;
 mod launch;
 mod libraries;
 mod limits;
 mod memory;
 mod network;
 mod processors;
+mod rdma;
 mod single_copy;
 mod system;
 
@@ -22,12 +25,15 @@ use std::fmt;
 use serde::Serialize;
 
 pub use choice::Choice;
+pub use devices::DevicesSeen;
+pub use gpu_memory::GpuMemory;
 pub use launch::{LaunchSeen, Seen};
 pub use libraries::{CANDIDATES, Candidate, Library};
 pub use limits::{Container, Limits};
 pub use memory::{HugePages, Memory, SharedMemory};
 pub use network::Interface;
 pub use processors::{Cache, Cores, Node};
+pub use rdma::Rdma;
 pub use single_copy::SingleCopy;
 pub use system::{Machine, Python};
 
@@ -120,8 +126,12 @@ pub struct Report {
     pub container: Container,
     /// Network interfaces.
     pub interfaces: Vec<Interface>,
+    /// RDMA devices.
+    pub rdma: Rdma,
     /// Libraries that are looked for at run time.
     pub libraries: Vec<Library>,
+    /// GPUs.
+    pub devices: DevicesSeen,
     /// The Python that a script would get.
     pub python: Option<Python>,
     /// What started this process, and its variables.
@@ -133,13 +143,14 @@ pub struct Report {
 }
 
 /// The order and the titles of the parts.
-const PARTS: [(&str, &str); 9] = [
+const PARTS: [(&str, &str); 10] = [
     ("system", "System"),
     ("processors", "Processors"),
     ("memory", "Memory"),
     ("limits", "Limits"),
     ("network", "Network"),
     ("libraries", "Libraries looked for at run time"),
+    (devices::PART, "GPUs"),
     ("python", "Python"),
     ("launch", "Launch"),
     ("choice", "What Phalanx would use"),
@@ -161,8 +172,13 @@ pub fn examine() -> Report {
     let single_copy = SingleCopy::look(&files, config.as_ref());
     let interfaces = network::look(&files, config.as_ref());
     let libraries = libraries::look();
+    let verbs = libraries.iter().find(|library| library.purpose == "RDMA verbs").and_then(|library| library.found);
+    let verbs_can = verbs.is_some_and(|name| libraries::has(name, c"ibv_reg_dmabuf_mr"));
+    let gpu_memory = GpuMemory::look(&files, verbs_can);
+    let rdma = Rdma::look(&files, config.as_ref(), &interfaces, verbs.is_some(), gpu_memory);
+    let devices = devices::look();
     let python = Python::look();
-    let choice = Choice::decide(config.as_ref(), &shared_memory, &interfaces);
+    let choice = Choice::decide(config.as_ref(), &shared_memory, &interfaces, &rdma);
 
     let mut findings = machine.judge();
     findings.extend(container.judge());
@@ -173,7 +189,9 @@ pub fn examine() -> Report {
     findings.extend(single_copy.judge());
     findings.extend(limits.judge(!files.names("/sys/class/infiniband").is_empty()));
     findings.extend(network::judge(&interfaces, network::loopback_works()));
+    findings.extend(rdma.judge());
     findings.extend(libraries::judge(&libraries, &files));
+    findings.extend(devices::judge(&devices, !files.names("/proc/driver/nvidia/gpus").is_empty()));
     findings.extend(system::judge_python(python.as_ref()));
     findings.extend(launch.judge());
     findings.extend(choice.judge());
@@ -191,7 +209,9 @@ pub fn examine() -> Report {
         limits,
         container,
         interfaces,
+        rdma,
         libraries,
+        devices,
         python,
         launch,
         choice,
@@ -300,7 +320,9 @@ mod tests {
             "limits",
             "container",
             "interfaces",
+            "rdma",
             "libraries",
+            "devices",
             "python",
             "launch",
             "choice",

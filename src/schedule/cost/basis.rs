@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::crowd::{Affinity, processors};
+use super::crowd::{Affinity, processors, processors_of_hosts};
 use super::{AlgorithmTable, CostModel, HostModel, LinkModel};
 use crate::types::{Error, Result};
 
@@ -126,6 +126,9 @@ pub struct Basis {
     pub shares_memory: bool,
     /// Whether to try algorithms while the program runs.
     pub tuning: bool,
+    /// What the ranks of a host share, where links are those that were measured. The links that are built in are those
+    /// between machines, so that hosts which are parts of one machine take nothing from each other beside them.
+    pub measured_host: HostModel,
 }
 
 /// What all ranks choose by, from what each told, in rank order. `hosts` has the host of each rank, `own` is this rank,
@@ -163,7 +166,8 @@ pub fn agree(told: &[Told], hosts: &[usize], own: usize, table: Arc<AlgorithmTab
     }
     let shares_memory = told.iter().all(|one| one.shares_memory);
     let mut basis = Basis { choice: first.choice, table, tuning: first.tuning, ..Basis::usual(shares_memory) };
-    basis.builtin.host = Some(HostModel::of(shares_memory, processors(told, hosts)));
+    basis.builtin.host = Some(HostModel::of(shares_memory, processors_of_hosts(told, hosts)));
+    basis.measured_host = HostModel::of(shares_memory, processors(told, hosts));
     let known: Option<Vec<Figures>> = told.iter().map(|one| one.figures.filter(Figures::are_sound)).collect();
     let known = known.map(|known| known.into_iter().fold(Figures::default(), Figures::worse));
     Ok(match known.filter(|known| known.cover(hosts)) {
@@ -183,6 +187,7 @@ impl Basis {
         let measured = CostModel {
             in_host: figures.in_host.unwrap_or(self.builtin.in_host),
             between_hosts: figures.between_hosts.unwrap_or(self.builtin.between_hosts),
+            host: self.builtin.host.map(|_| self.measured_host),
             ..self.builtin
         };
         Self { measured: Some(measured), ..self.clone() }

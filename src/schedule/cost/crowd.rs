@@ -84,6 +84,12 @@ pub(super) fn processors(told: &[Told], hosts: &[usize]) -> f64 {
     most / crowds.map(|crowd| crowd.ranks as f64 / crowd.processors as f64).fold(1.0, f64::max)
 }
 
+/// As [`processors`], where each host is a machine of its own.
+pub(super) fn processors_of_hosts(told: &[Told], hosts: &[usize]) -> f64 {
+    let apart: Vec<Told> = told.iter().zip(hosts).map(|(one, host)| Told { machine: *host as u64, ..*one }).collect();
+    processors(&apart, hosts)
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::ChoiceMode;
@@ -144,5 +150,7 @@ pub(super) mod tests {
         assert_eq!(processors(&[free; 4], &[0, 0, 1, 1]), 1.0);
         assert_eq!(processors(&[free; 4], &[0, 1, 2, 3]), 0.5);
         assert_eq!(processors(&[], &[]), 1.0);
+        assert_eq!(processors_of_hosts(&[free; 4], &[0, 0, 1, 1]), 2.0);
+        assert_eq!(processors_of_hosts(&[free; 8], &[0, 0, 0, 0, 1, 1, 1, 1]), 2.0);
     }
 }

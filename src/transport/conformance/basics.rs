@@ -8,7 +8,7 @@ use crate::types::{DataType, Finish, Order, ReduceOp, Reduction};
 /// The sizes at which something changes.
 pub fn sizes(carrier: &Carrier) -> Vec<usize> {
     let eager = carrier.eager_limit;
-    vec![0, 1, 7, 8, 64, 4095, 4096, 4097, eager - 1, eager, eager + 1, (1 << 20) + 3]
+    vec![0, 1, 7, 8, 64, 4095, 4096, 4097, eager - 1, eager, eager + 1, carrier.long((1 << 20) + 3)]
 }
 
 /// Clauses 3, 4 and 5: every length arrives, whichever side posts first.
@@ -83,7 +83,7 @@ fn exchange(pair: &mut Pair, sequence: u64, lengths: &[usize], random: &mut Rand
 pub fn one_tag_keeps_its_order(carrier: &Carrier) {
     let sizes = sizes(carrier);
     let mut pair = (carrier.pair)();
-    for seed in 0..40 {
+    for seed in 0..carrier.times(40) {
         let mut random = Random(seed);
         // Messages of one tag that belong to one call all carry its signature, whatever their lengths: here each
         // length is a call of its own, so that one exchange uses one length, or tags apart.
@@ -97,7 +97,7 @@ pub fn one_tag_keeps_its_order(carrier: &Carrier) {
 /// Clause 1: messages of different lengths within one call keep their order too.
 pub fn lengths_may_vary_within_a_call(carrier: &Carrier) {
     let sizes = sizes(carrier);
-    for seed in 0..20 {
+    for seed in 0..carrier.times(20) {
         let mut random = Random(seed);
         let mut pair = (carrier.pair)();
         let call = signature(999);
@@ -130,7 +130,7 @@ pub fn lengths_may_vary_within_a_call(carrier: &Carrier) {
 /// Clause 1: no tag waits for another's receive, in whatever order they come.
 pub fn tags_are_independent(carrier: &Carrier) {
     let sizes = sizes(carrier);
-    for seed in 0..6 {
+    for seed in 0..carrier.times(6) {
         let mut random = Random(seed);
         let mut pair = (carrier.pair)();
         let lengths: Vec<usize> = (0..150).map(|_| sizes[random.below(sizes.len() - 1)]).collect();
@@ -198,7 +198,9 @@ pub fn every_element_is_combined_once(carrier: &Carrier) {
     let mut number = 0;
     for dtype in DataType::ALL {
         let size = dtype.size();
-        for count in [0, 1, 3, 511, carrier.eager_limit / size, carrier.eager_limit / size + 1, 300_001 / size] {
+        for count in
+            [0, 1, 3, 511, carrier.eager_limit / size, carrier.eager_limit / size + 1, carrier.long(300_001) / size]
+        {
             for (recv_first, order) in [(true, Order::HereFirst), (false, Order::IncomingFirst)] {
                 number += 1;
                 let bytes = count * size;

@@ -132,7 +132,7 @@ fn cancel_somewhere(carrier: &Carrier, pair: &mut Pair, seed: u64) {
 
 /// Many tags, given up at many moments. When it returns, nothing is under way.
 pub fn cancel_storm(carrier: &Carrier, pair: &mut Pair) {
-    for seed in 1..300 {
+    for seed in 1..carrier.times(300) {
         cancel_somewhere(carrier, pair, seed);
     }
     pair.settle();

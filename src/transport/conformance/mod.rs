@@ -6,6 +6,8 @@
 //! ```ignore
 //! crate::transport::conformance::suite!(carrier());
 //! ```
+//!
+//! `suite!(ignored: "why", carrier())` makes tests that are run only when asked for.
 
 mod basics;
 mod calls;
@@ -29,6 +31,8 @@ pub struct Carrier {
     pub early_budget: usize,
     /// How many receives are offered before their message is announced.
     pub ready_limit: usize,
+    /// Where every byte is dear: each check is made with fewer seeds and shorter messages.
+    pub thin: bool,
 }
 
 impl Carrier {
@@ -39,14 +43,31 @@ impl Carrier {
             eager_limit: config.eager_limit,
             early_budget: config.early_budget,
             ready_limit: config.ready_limit,
+            thin: false,
         }
+    }
+
+    /// How many times something is done that is done `whole` times where it costs little.
+    fn times(&self, whole: u64) -> u64 {
+        if self.thin { whole.div_ceil(10) } else { whole }
+    }
+
+    /// The length of a message that has `whole` bytes where that costs little.
+    fn long(&self, whole: usize) -> usize {
+        if self.thin { whole / 8 } else { whole }
     }
 }
 
 /// Every way of asking, as a test of its own.
 macro_rules! suite {
+    (ignored: $why:literal, $carrier:expr) => {
+        $crate::transport::conformance::suite! { @all [#[ignore = $why]] $carrier }
+    };
     ($carrier:expr) => {
-        $crate::transport::conformance::suite! { $carrier;
+        $crate::transport::conformance::suite! { @all [] $carrier }
+    };
+    (@all $how:tt $carrier:expr) => {
+        $crate::transport::conformance::suite! { @each $how $carrier;
             every_size_arrives
             one_tag_keeps_its_order
             lengths_may_vary_within_a_call
@@ -81,11 +102,15 @@ macro_rules! suite {
             two_threads_exchange_everything
         }
     };
-    ($carrier:expr; $($name:ident)*) => {
-        $(#[test]
+    (@each $how:tt $carrier:expr; $($name:ident)*) => {
+        $($crate::transport::conformance::suite! { @one $how $carrier; $name })*
+    };
+    (@one [$(#[$how:meta])*] $carrier:expr; $name:ident) => {
+        #[test]
+        $(#[$how])*
         fn $name() {
             $crate::transport::conformance::checks::$name(&$carrier);
-        })*
+        }
     };
 }
 pub(crate) use suite;

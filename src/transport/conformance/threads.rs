@@ -35,7 +35,7 @@ fn attend(side: &mut Side, what: &str, mut done: impl FnMut(&Side) -> bool) {
 pub fn no_wake_up_is_lost(carrier: &Carrier) {
     let sizes = sizes(carrier);
     let pair = (carrier.pair)();
-    let rounds = 400_u64;
+    let rounds = carrier.times(400);
     let play = |mut side: Side, begins: bool| {
         let mut random = Random(if begins { 1 } else { 2 });
         for round in 0..rounds {
@@ -97,7 +97,7 @@ pub fn death_wakes_a_sleeper(carrier: &Carrier) {
 /// Everything at once, with each end in a thread of its own that does not know where the other is.
 pub fn two_threads_exchange_everything(carrier: &Carrier) {
     let sizes = sizes(carrier);
-    for seed in 0..4 {
+    for seed in 0..carrier.times(4) {
         let pair = (carrier.pair)();
         let number = 120_u64;
         let work = |mut side: Side, own: u64| {

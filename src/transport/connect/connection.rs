@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::exchange;
 use crate::sys::{Interest, Uninherited, socket, unix};
 use crate::transport::board::Neighbour;
+use crate::transport::rdma::{self, Connected, Offered};
 use crate::transport::shm::Pair;
 use crate::wire::handshake::{Initiator, Responder};
 
@@ -24,8 +25,18 @@ pub(super) enum Stage {
     AwaitsOffer,
     /// Replied to an offer: waits for the commitment.
     AwaitsCommit(Box<(Pair, Neighbour)>),
-    /// A lane that waits for its siblings.
-    Up,
+    /// Dialled for RDMA: offered, waits for the reply.
+    RdmaOffered(Box<Offered>),
+    /// Accepted for RDMA: waits for the offer.
+    RdmaAwaitsOffer,
+    /// Dialled for RDMA: a packet is on its way to the peer's adapter, and one of the peer's is waited for until then.
+    RdmaOnTrial(Box<Connected>, Instant),
+    /// Replied to an offer of RDMA: waits for a packet of the peer's adapter.
+    RdmaAwaitsTrial(Box<Connected>),
+    /// Answered the peer's packet with one of its own: waits for the commitment.
+    RdmaAwaitsCommit(Box<Connected>),
+    /// A lane that waits for its siblings; with the link over RDMA that it stands beside, if it does.
+    Up(Option<Box<Connected>>),
     /// Refused; waits for the peer to read that and close, so that closing first does not take it back.
     Lingering,
 }
@@ -57,6 +68,8 @@ pub(super) struct Connection {
     pub(super) peer: Option<usize>,
     pub(super) attempt: u64,
     pub(super) lane: u8,
+    /// Whether it is to stand beside a link over RDMA.
+    pub(super) for_rdma: bool,
     pub(super) deadline: Instant,
     /// In words, for errors and logs.
     pub(super) link: String,
@@ -76,6 +89,7 @@ impl Connection {
             peer: None,
             attempt: 0,
             lane: 0,
+            for_rdma: false,
             deadline,
             link,
             interest: Interest { readable: true, writable: dialled, edge: false },
@@ -88,6 +102,22 @@ impl Connection {
     /// Whether whoever made it has not proved itself.
     pub(super) fn is_pending(&self) -> bool {
         matches!(self.stage, Stage::Responding(_) | Stage::Lingering)
+    }
+
+    /// The link over RDMA that is tried, if one is.
+    pub(super) fn on_trial(&self) -> Option<&Connected> {
+        match &self.stage {
+            Stage::RdmaOnTrial(connected, _) | Stage::RdmaAwaitsTrial(connected) => Some(connected),
+            _ => None,
+        }
+    }
+
+    /// Until when the peer's packet is waited for, by the side that tells the other how it ended.
+    pub(super) fn trial_deadline(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::RdmaOnTrial(_, until) => Some(until),
+            _ => None,
+        }
     }
 
     pub(super) fn queue(&mut self, bytes: &[u8]) {
@@ -119,7 +149,12 @@ impl Connection {
             Stage::Offered(_) | Stage::AwaitsOffer | Stage::AwaitsCommit(_) => {
                 exchange::MESSAGE_BYTES - self.input.len()
             }
-            Stage::Connecting(_) | Stage::Up | Stage::Lingering => 0,
+            Stage::RdmaOffered(_)
+            | Stage::RdmaAwaitsOffer
+            | Stage::RdmaOnTrial(..)
+            | Stage::RdmaAwaitsTrial(_)
+            | Stage::RdmaAwaitsCommit(_) => rdma::MESSAGE_BYTES - self.input.len(),
+            Stage::Connecting(_) | Stage::Up(_) | Stage::Lingering => 0,
         }
     }
 
@@ -151,7 +186,7 @@ impl Connection {
     /// Collects a message of the exchange from its pieces.
     pub(super) fn collect(&mut self, piece: &[u8]) -> Option<Vec<u8>> {
         self.input.extend_from_slice(piece);
-        (self.input.len() == exchange::MESSAGE_BYTES).then(|| std::mem::take(&mut self.input))
+        (self.wanted() == 0).then(|| std::mem::take(&mut self.input))
     }
 
     /// Reads and forgets. Whether the peer has closed.
@@ -177,7 +212,7 @@ impl Connection {
         match self.stage {
             Stage::Connecting(_) => Interest { readable: false, writable: true, edge: false },
             // Told once of bytes that belong to the lane, and again of its closing.
-            Stage::Up => Interest { readable: true, writable: self.has_output(), edge: true },
+            Stage::Up(_) => Interest { readable: true, writable: self.has_output(), edge: true },
             _ => Interest { readable: true, writable: self.has_output(), edge: false },
         }
     }

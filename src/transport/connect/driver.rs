@@ -16,6 +16,7 @@ use crate::sys::{Epoll, Interest, Readiness, socket, unix};
 use crate::transport::board::Neighbour;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::listen::Listeners;
+use crate::transport::rdma;
 use crate::transport::shm::{self, Pair, ShmParts, Side};
 use crate::transport::sleep::Sleeper;
 use crate::wire::handshake::{HandshakeError, Hello, Identity, Purpose, Refusal, Responder};
@@ -25,7 +26,7 @@ const TCP: u64 = 1;
 const UNIX: u64 = 2;
 const FIRST_CONNECTION: u64 = 16;
 
-const LISTENS: Interest = Interest { readable: true, writable: false, edge: false };
+pub(super) const LISTENS: Interest = Interest { readable: true, writable: false, edge: false };
 const PAUSES: Interest = Interest { readable: false, writable: false, edge: false };
 
 /// How many connections are accepted before others are served.
@@ -46,6 +47,8 @@ pub(super) enum End {
     Handshake(HandshakeError),
     /// Memory could not be shared. The text says why.
     Shm(String),
+    /// RDMA could not be had. The text says why.
+    Rdma(String),
 }
 
 impl From<Lost> for End {
@@ -65,7 +68,7 @@ impl std::fmt::Display for End {
         match self {
             End::Lost(lost) => lost.fmt(f),
             End::Handshake(error) => error.fmt(f),
-            End::Shm(what) => f.write_str(what),
+            End::Shm(what) | End::Rdma(what) => f.write_str(what),
         }
     }
 }
@@ -98,6 +101,8 @@ pub(super) struct Driver {
     next_key: u64,
     pub(super) peers: BTreeMap<usize, Peer>,
     accept_again_at: Option<Instant>,
+    /// Whether it was said that there is no RDMA with a peer.
+    pub(super) said_no_rdma: bool,
 }
 
 impl Driver {
@@ -133,6 +138,7 @@ impl Driver {
             next_key: FIRST_CONNECTION,
             peers,
             accept_again_at: None,
+            said_no_rdma: false,
         })
     }
 
@@ -286,6 +292,7 @@ impl Driver {
     }
 
     fn forget(&self, connection: &Connection) {
+        self.end_trial(connection);
         // It is in the set from its insertion on.
         let _ = self.epoll.remove(connection);
     }
@@ -331,16 +338,17 @@ impl Driver {
                 return Ok(Next::Keep);
             }
             socket::take_error(&connection.socket)?;
-            if let Stage::Connecting(mut machine) = std::mem::replace(&mut connection.stage, Stage::Up) {
+            if let Stage::Connecting(mut machine) = std::mem::replace(&mut connection.stage, Stage::Up(None)) {
                 connection.queue(&machine.poll_output());
                 connection.stage = Stage::Initiating(machine);
             }
         }
+        self.hear_trial(connection)?;
         loop {
             connection.flush()?;
             match connection.stage {
-                Stage::Up if ready.hung_up => return Err(Lost::Closed.into()),
-                Stage::Up => return Ok(Next::Keep),
+                Stage::Up(_) if ready.hung_up => return Err(Lost::Closed.into()),
+                Stage::Up(_) => return Ok(Next::Keep),
                 Stage::Lingering => {
                     return Ok(if connection.discard() { Next::Close } else { Next::Keep });
                 }
@@ -352,6 +360,16 @@ impl Driver {
             let next = match connection.stage {
                 Stage::Initiating(_) => self.initiate(connection, &bytes)?,
                 Stage::Responding(_) => self.respond(key, connection, &bytes, now)?,
+                Stage::RdmaOffered(_)
+                | Stage::RdmaAwaitsOffer
+                | Stage::RdmaOnTrial(..)
+                | Stage::RdmaAwaitsTrial(_)
+                | Stage::RdmaAwaitsCommit(_) => {
+                    if let Some(message) = connection.collect(&bytes) {
+                        self.exchange_rdma(key, connection, rdma::Message::decode(&message), now)?;
+                    }
+                    Next::Keep
+                }
                 _ => match connection.collect(&bytes) {
                     Some(message) => self.exchange(connection, ShmMessage::decode(&message))?,
                     None => Next::Keep,
@@ -378,8 +396,10 @@ impl Driver {
         if accepted {
             if connection.is_unix {
                 self.offer(connection)?;
+            } else if connection.for_rdma {
+                self.offer_rdma(connection)?;
             } else {
-                connection.stage = Stage::Up;
+                connection.stage = Stage::Up(None);
             }
         }
         Ok(Next::Keep)
@@ -400,7 +420,11 @@ impl Driver {
                     next_stage = Some(match hello.purpose {
                         Purpose::Tcp { lane, .. } => {
                             connection.lane = lane;
-                            Stage::Up
+                            Stage::Up(None)
+                        }
+                        Purpose::Rdma { lane, .. } => {
+                            (connection.lane, connection.for_rdma) = (lane, true);
+                            Stage::RdmaAwaitsOffer
                         }
                         // `decide` lets nobody in who wants the rendezvous or the registry.
                         Purpose::Shm | Purpose::Rendezvous | Purpose::Registry => Stage::AwaitsOffer,
@@ -527,7 +551,7 @@ impl Driver {
 
     // Ends.
 
-    fn handle_end(&mut self, connection: Connection, end: End, now: Instant) {
+    pub(super) fn handle_end(&mut self, connection: Connection, end: End, now: Instant) {
         match connection.peer {
             Some(peer) => self.handle_lane_end(peer, &connection, end, now),
             None if matches!(connection.stage, Stage::Lingering) => {}
@@ -557,19 +581,21 @@ impl Driver {
                 self.note_stranger(&connection, &"it stayed silent");
             }
         }
+        self.handle_trial_timeouts(now);
         self.handle_peer_timeouts(now);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         let pending = self.connections.values().filter(|connection| connection.is_pending());
         let peers = self.peers.values().filter_map(Peer::next_deadline);
-        pending.map(|connection| connection.deadline).chain(peers).chain(self.accept_again_at).min()
+        let trials = self.connections.values().filter_map(Connection::trial_deadline);
+        pending.map(|connection| connection.deadline).chain(trials).chain(peers).chain(self.accept_again_at).min()
     }
 
     /// Whether what a proved initiator wants may be; the deadline until which it must be done.
     fn decide(&mut self, key: u64, is_unix: bool, hello: &Hello, now: Instant) -> Result<Instant, Refusal> {
         let (lane, lanes) = match hello.purpose {
-            Purpose::Tcp { lane, lanes } if !is_unix => (lane, lanes),
+            Purpose::Tcp { lane, lanes } | Purpose::Rdma { lane, lanes } if !is_unix => (lane, lanes),
             Purpose::Shm if is_unix => (0, 1),
             _ => return Err(Refusal::Transport),
         };

@@ -10,6 +10,13 @@
 //! `Busy`, and the higher one drops its own attempt when the lower one's arrives. An attempt over TCP has several
 //! connections (lanes), which belong together by a random number; its peer is delivered when all are up.
 //!
+//! # RDMA
+//!
+//! A peer of another host that has published RDMA is dialled over TCP for it. After the handshake the dialler offers its
+//! queue pair, the other answers with its own, a packet goes each way between the adapters, the dialler commits
+//! (`over_rdma`), and the connection becomes the one that tells the end of the lane. If that fails, the dialler warns and
+//! dials for TCP, unless RDMA was demanded.
+//!
 //! # Shared memory
 //!
 //! A peer of the same host is dialled over its Unix socket. After the handshake the dialler offers a segment and its
@@ -19,10 +26,13 @@
 mod connection;
 mod driver;
 mod exchange;
+mod over_rdma;
 mod peers;
 
 #[cfg(all(test, not(loom)))]
 mod process_tests;
+#[cfg(all(test, not(loom), feature = "rdma"))]
+mod rdma_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -35,6 +45,7 @@ use std::time::Duration;
 use super::contract::Endpoint;
 use super::lane::Lane;
 use super::listen::{ListenAddresses, Listeners};
+use super::rdma::{self, RdmaSettings, RdmaUse};
 use super::shm;
 use super::sleep::Sleeper;
 use super::stream::{StreamConfig, StreamEndpoint};
@@ -45,13 +56,33 @@ use crate::wire::handshake::{JobKey, MAX_LANES};
 /// Which carriers may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportPolicy {
-    /// Shared memory within a host if it can be had, TCP otherwise. A fallback is said with a warning.
+    /// Shared memory within a host if it can be had, RDMA between hosts that have it, TCP otherwise. A fallback is said
+    /// with a warning.
     #[default]
     Auto,
     /// Shared memory, or an error.
     Shm,
     /// TCP, also within a host.
     Tcp,
+    /// RDMA, also within a host, or an error.
+    Rdma,
+}
+
+impl TransportPolicy {
+    /// Whether members of one host may share memory.
+    pub fn shares_memory(self) -> bool {
+        matches!(self, Self::Auto | Self::Shm)
+    }
+
+    /// Whether RDMA devices are looked for, and used as `settings` says.
+    pub fn rdma(self, settings: &RdmaSettings) -> RdmaUse {
+        match self {
+            // A build without it needs no word about that.
+            Self::Auto if rdma::BUILT_IN => RdmaUse::IfThere(settings.clone()),
+            Self::Rdma => RdmaUse::Demanded(settings.clone()),
+            Self::Auto | Self::Shm | Self::Tcp => RdmaUse::No,
+        }
+    }
 }
 
 /// Where a peer can be reached.
@@ -157,8 +188,28 @@ impl ConnectorConfig {
                 require_shm(own, peer)?;
             }
         }
+        if self.transport == TransportPolicy::Rdma {
+            for peer in self.peers.iter().filter(|peer| peer.rank != self.rank) {
+                require_rdma(own, peer)?;
+            }
+        }
         Ok(())
     }
+}
+
+/// Whether two members can use RDMA; why not, as an error.
+fn require_rdma(own: &ListenAddresses, peer: &PeerAddress) -> Result<()> {
+    let rank = peer.rank;
+    let what = match (own.rdma, peer.addresses.rdma) {
+        (Some(ours), Some(theirs)) if ours.ethernet == theirs.ethernet => return Ok(()),
+        (Some(ours), Some(_)) => {
+            let (ours, theirs) = if ours.ethernet { ("Ethernet", "InfiniBand") } else { ("InfiniBand", "Ethernet") };
+            format!("RDMA was demanded, but this rank has it over {ours}, rank {rank} over {theirs}")
+        }
+        (Some(_), None) => format!("RDMA was demanded, but rank {rank} has none"),
+        (None, _) => "RDMA was demanded, but this rank has none".into(),
+    };
+    Err(Error::environment(what, "`phalanx doctor` on both hosts tells what is there; allow TCP to go without"))
 }
 
 /// Whether two members can share memory; why not, as an error.

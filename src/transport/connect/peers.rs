@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Lost, Stage};
 use super::driver::{Driver, End, random};
-use super::{NextView, PeerAddress, TransportPolicy, require_shm};
+use super::{NextView, PeerAddress, TransportPolicy, require_rdma, require_shm};
 use crate::sys::{socket, unix};
 use crate::transport::board::Neighbour;
 use crate::transport::lane::Lane;
 use crate::transport::shm::{Pair, ShmLane};
 use crate::transport::tcp::TcpLane;
 use crate::types::{Error, Generation, Result};
-use crate::wire::handshake::{HandshakeError, Hello, Initiator, Purpose, Refusal};
+use crate::wire::handshake::{HandshakeError, Hello, Initiator, MAX_LANES, Purpose, Refusal};
 
 /// How long after a connection was closed on us it is tried again: at first, and at most. The peer may be under a
 /// flood of strangers, or end at this moment; then the next attempt is refused, which settles it.
@@ -53,6 +53,14 @@ pub(super) struct Attempt {
     lanes: Vec<Option<u64>>,
 }
 
+/// What an attempt is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Shm,
+    Rdma,
+    Tcp,
+}
+
 pub(super) enum State {
     Idle,
     Dialling(Attempt),
@@ -75,6 +83,8 @@ pub(super) struct Peer {
     next_address: usize,
     /// Sharing memory with it has failed.
     no_shm: bool,
+    /// RDMA with it has failed.
+    no_rdma: bool,
     pause: Duration,
     /// What went wrong last, for the error when time is up.
     last_trouble: String,
@@ -89,6 +99,7 @@ impl Peer {
             wanted: None,
             next_address: 0,
             no_shm: false,
+            no_rdma: false,
             pause: FIRST_PAUSE,
             last_trouble: String::new(),
         }
@@ -166,10 +177,22 @@ impl Driver {
         let Some(peer) = self.peers.get_mut(&rank) else {
             return Ok(());
         };
-        let shm = match self.config.transport {
-            TransportPolicy::Tcp => false,
-            TransportPolicy::Auto => !peer.no_shm && require_shm(&own, &peer.address).is_ok(),
-            TransportPolicy::Shm => true,
+        let can_shm = !peer.no_shm && require_shm(&own, &peer.address).is_ok();
+        let can_rdma = !peer.no_rdma && require_rdma(&own, &peer.address).is_ok();
+        let way = match self.config.transport {
+            TransportPolicy::Tcp => Way::Tcp,
+            TransportPolicy::Shm => Way::Shm,
+            TransportPolicy::Rdma => Way::Rdma,
+            TransportPolicy::Auto if can_shm => Way::Shm,
+            TransportPolicy::Auto if can_rdma && peer.address.addresses.host.boot != own.host.boot => Way::Rdma,
+            TransportPolicy::Auto => Way::Tcp,
+        };
+        let rails = own.rdma.into_iter().chain(peer.address.addresses.rdma).map(|rdma| rdma.rails).min();
+        if way == Way::Tcp {
+            self.say_if_peer_has_none(rank);
+        }
+        let Some(peer) = self.peers.get_mut(&rank) else {
+            return Ok(());
         };
         let deadline = peer.wanted.map_or(now, |(_, until)| until);
         let id = u64::from_le_bytes(random().map_err(|error| ("random numbers".into(), error.into()))?);
@@ -178,15 +201,19 @@ impl Driver {
         let same_host = (addresses.host.boot, addresses.host.network) == (own.host.boot, own.host.network);
         let target = addresses.tcp.get(peer.next_address).copied();
         let unix = addresses.unix.clone();
-        let lanes = if shm || same_host { 1 } else { self.config.sockets_per_peer };
+        let lanes = match way {
+            Way::Rdma => rails.unwrap_or(1).clamp(1, MAX_LANES),
+            Way::Tcp if !same_host => self.config.sockets_per_peer,
+            Way::Shm | Way::Tcp => 1,
+        };
         peer.state = State::Dialling(Attempt { id, generation, deadline, lanes: vec![None; lanes.into()] });
         for lane in 0..lanes {
-            let link = match (shm, target) {
-                (true, _) => format!("unix socket of rank {rank}"),
-                (false, Some(target)) => format!("tcp {target}"),
-                (false, None) => "no tcp address".into(),
+            let (purpose, link) = match (way, target) {
+                (Way::Shm, _) => (Purpose::Shm, format!("unix socket of rank {rank}")),
+                (Way::Rdma, Some(target)) => (Purpose::Rdma { lane, lanes }, format!("tcp {target}")),
+                (Way::Tcp, Some(target)) => (Purpose::Tcp { lane, lanes }, format!("tcp {target}")),
+                (Way::Rdma | Way::Tcp, None) => (Purpose::Tcp { lane, lanes }, "no tcp address".into()),
             };
-            let purpose = if shm { Purpose::Shm } else { Purpose::Tcp { lane, lanes } };
             let begun = self.begin_lane(rank, id, purpose, unix.as_deref(), target, deadline, &link);
             let key = begun.map_err(|error| (link, error.into()))?;
             if let Some(Peer { state: State::Dialling(attempt), .. }) = self.peers.get_mut(&rank)
@@ -196,6 +223,14 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Says that TCP is used because a peer has no RDMA, where this side has.
+    fn say_if_peer_has_none(&mut self, rank: usize) {
+        let has_none = self.peers.get(&rank).is_some_and(|peer| peer.address.addresses.rdma.is_none());
+        if has_none && self.listeners.rails.is_some() {
+            self.say_no_rdma(rank, "it has none");
+        }
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -221,7 +256,7 @@ impl Driver {
         };
         let socket = match purpose {
             Purpose::Shm => unix::connect(unix.ok_or_else(nothing)?)?,
-            Purpose::Tcp { .. } | Purpose::Rendezvous | Purpose::Registry => {
+            Purpose::Tcp { .. } | Purpose::Rdma { .. } | Purpose::Rendezvous | Purpose::Registry => {
                 let target = target.ok_or_else(nothing)?;
                 // From the chosen interface, like what is accepted.
                 let own = self.listeners.addresses().tcp.first().copied();
@@ -233,9 +268,10 @@ impl Driver {
         let machine = Initiator::new(&self.config.key, &hello);
         let mut connection = Connection::new(socket, is_unix, Stage::Connecting(machine), deadline, link.into());
         (connection.peer, connection.attempt) = (Some(rank), attempt);
-        if let Purpose::Tcp { lane, .. } = purpose {
+        if let Purpose::Tcp { lane, .. } | Purpose::Rdma { lane, .. } = purpose {
             connection.lane = lane;
         }
+        connection.for_rdma = matches!(purpose, Purpose::Rdma { .. });
         self.insert(connection)
     }
 
@@ -253,10 +289,14 @@ impl Driver {
         let allowed = match self.config.transport {
             TransportPolicy::Auto => true,
             TransportPolicy::Shm => is_unix,
-            TransportPolicy::Tcp => !is_unix,
+            TransportPolicy::Tcp => matches!(hello.purpose, Purpose::Tcp { .. }),
+            TransportPolicy::Rdma => matches!(hello.purpose, Purpose::Rdma { .. }),
         };
         if !allowed {
             return Err(Refusal::Transport);
+        }
+        if matches!(hello.purpose, Purpose::Tcp { .. }) {
+            self.say_if_peer_has_none(hello.from as usize);
         }
         let rank = hello.from as usize;
         let deadline = now + self.config.timeouts.handshake;
@@ -306,7 +346,7 @@ impl Driver {
 
     // Completing.
 
-    /// Delivers a TCP peer when all its lanes are up.
+    /// Delivers a peer over TCP or RDMA when all its lanes are up.
     pub(super) fn complete(&mut self, rank: usize) {
         let Some(Peer { state: State::Dialling(attempt) | State::Accepting(attempt), .. }) = self.peers.get(&rank)
         else {
@@ -314,7 +354,7 @@ impl Driver {
         };
         let keys: Option<Vec<u64>> = attempt.lanes.iter().copied().collect();
         let is_up = |key: &u64| {
-            self.connections.get(key).is_some_and(|one| matches!(one.stage, Stage::Up) && !one.has_output())
+            self.connections.get(key).is_some_and(|one| matches!(one.stage, Stage::Up(_)) && !one.has_output())
         };
         let Some(keys) = keys.filter(|keys| keys.iter().all(is_up)) else {
             return;
@@ -323,7 +363,11 @@ impl Driver {
         let lanes: io::Result<Vec<Box<dyn Lane>>> = connections
             .into_iter()
             .map(|connection| {
-                let lane = TcpLane::new(connection.socket, connection.link.into(), self.sleeper.clone())?;
+                let sleeper = self.sleeper.clone();
+                if let Stage::Up(Some(connected)) = connection.stage {
+                    return connected.into_lane(connection.socket, sleeper, rank);
+                }
+                let lane = TcpLane::new(connection.socket, connection.link.into(), sleeper)?;
                 Ok(Box::new(lane) as Box<dyn Lane>)
             })
             .collect();
@@ -386,10 +430,12 @@ impl Driver {
             }
             State::Accepting(attempt) if attempt.id == connection.attempt => {
                 tracing::debug!(rank, link = %connection.link, %end, "a connection ended before it could be used");
-                if matches!(end, End::Shm(_))
-                    && let Some(peer) = self.peers.get_mut(&rank)
-                {
-                    peer.no_shm = true;
+                if let Some(peer) = self.peers.get_mut(&rank) {
+                    peer.no_shm |= matches!(end, End::Shm(_));
+                    peer.no_rdma |= matches!(end, End::Rdma(_));
+                }
+                if let End::Rdma(why) = &end {
+                    self.say_no_rdma(rank, why);
                 }
                 self.give_up_accepting(rank, now);
             }
@@ -450,6 +496,16 @@ impl Driver {
             (End::Shm(what), _) => {
                 tracing::warn!(rank, why = %what, "no shared memory with this rank: TCP is used, which is slower");
                 peer.no_shm = true;
+                self.attempt(rank, now);
+            }
+            (End::Rdma(what), _) if self.config.transport == TransportPolicy::Rdma => {
+                let what = format!("RDMA was demanded, but with rank {rank} it failed: {what}");
+                let hint = "`phalanx doctor` on both hosts tells what is there; allow TCP to go without";
+                self.fail(rank, Error::environment(what, hint));
+            }
+            (End::Rdma(what), _) => {
+                peer.no_rdma = true;
+                self.say_no_rdma(rank, &what);
                 self.attempt(rank, now);
             }
             (End::Lost(Lost::Closed), _)

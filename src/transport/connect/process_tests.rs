@@ -6,9 +6,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use super::tests::{LOCAL, Member, bind, key, read_exactly, start, until_end, write_all};
+use super::tests::{LOCAL, Member, key, read_exactly, start, until_end, write_all};
 use super::*;
 use crate::transport::lane::LaneError;
+use crate::transport::listen::ListenConfig;
 use crate::types::TransportKind;
 
 const ROLE: &str = "PHALANX_TEST_ROLE";
@@ -23,8 +24,14 @@ fn policy(role: &str) -> TransportPolicy {
     match role.split(' ').next() {
         Some("tcp") => TransportPolicy::Tcp,
         Some("shm") => TransportPolicy::Shm,
+        Some("rdma") => TransportPolicy::Rdma,
         _ => TransportPolicy::Auto,
     }
+}
+
+fn bind_for(role: &str) -> Listeners {
+    let rdma = policy(role).rdma(&RdmaSettings::default());
+    Listeners::bind(&ListenConfig { address: LOCAL, interface: None, ports: None, shared_memory: true, rdma }).unwrap()
 }
 
 /// Rank 1, in a process of its own, until its standard input ends.
@@ -36,7 +43,7 @@ fn child() {
         let limit = rustix::process::Rlimit { current: Some(4096), maximum: Some(4096) };
         rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
     }
-    let listeners = bind(LOCAL);
+    let listeners = bind_for(&role);
     println!("\n{ADDRESSES}{}", String::from_utf8(listeners.addresses().encode()).unwrap());
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
@@ -108,7 +115,7 @@ fn start_two(role: &str) -> (Member, Process) {
     let output = BufReader::new(child.stdout.take().unwrap());
     let mut process = Process { child, output };
     let peer = ListenAddresses::decode(process.line(ADDRESSES).as_bytes()).unwrap();
-    let listeners = bind(LOCAL);
+    let listeners = bind_for(role);
     let mut line = listeners.addresses().encode();
     line.push(b'\n');
     let member = start(listeners, config(0, peer, policy(role)));
@@ -141,6 +148,18 @@ fn a_killed_peer_is_noticed_by_a_sleeper() {
         // Every time soon, and at least once as soon as it should be on a machine that has nothing else to do.
         assert!(times.iter().all(|&time| time < Duration::from_secs(1)), "{role}: {times:?}");
         assert!(times.iter().any(|&time| time < Duration::from_millis(50)), "{role}: {times:?}");
+    }
+}
+
+/// A forked child of the peer keeps neither the connection nor the queue pair.
+#[cfg(feature = "rdma")]
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_killed_peer_over_rdma_is_noticed_by_a_sleeper() {
+    for role in ["rdma", "rdma dials forks"] {
+        let times: Vec<Duration> = (0..2).map(|_| killed(role, TransportKind::Rdma)).collect();
+        // Long before the adapter would give up.
+        assert!(times.iter().all(|&time| time < Duration::from_secs(5)), "{role}: {times:?}");
     }
 }
 

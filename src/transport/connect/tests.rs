@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use super::*;
 use crate::transport::lane::LaneError;
 use crate::transport::listen::ListenConfig;
+use crate::transport::rdma::RdmaUse;
 use crate::types::{Fault, TransportKind};
 use crate::wire::handshake::{HandshakeError, Hello, Initiator, Purpose, Refusal};
 
@@ -34,7 +35,8 @@ impl Member {
 }
 
 pub(super) fn bind(address: IpAddr) -> Listeners {
-    Listeners::bind(&ListenConfig { address, interface: None, ports: None, shared_memory: true }).unwrap()
+    Listeners::bind(&ListenConfig { address, interface: None, ports: None, shared_memory: true, rdma: RdmaUse::No })
+        .unwrap()
 }
 
 pub(super) fn key() -> JobKey {
@@ -50,7 +52,7 @@ pub(super) fn start(listeners: Listeners, config: ConnectorConfig) -> Member {
     Member { connector, sleeper, outcomes, addresses }
 }
 
-fn addresses(listeners: &[Listeners]) -> Vec<PeerAddress> {
+pub(super) fn addresses(listeners: &[Listeners]) -> Vec<PeerAddress> {
     listeners
         .iter()
         .enumerate()
@@ -78,7 +80,7 @@ fn job(ranks: usize, transport: TransportPolicy) -> Vec<Member> {
 }
 
 /// Makes the members of another machine, as far as addresses tell.
-fn on_other_machines(config: &mut ConnectorConfig) {
+pub(super) fn on_other_machines(config: &mut ConnectorConfig) {
     let own = config.rank;
     for peer in config.peers.iter_mut().filter(|peer| peer.rank != own) {
         peer.addresses.host.boot ^= 1 + peer.rank as u128;
@@ -86,13 +88,20 @@ fn on_other_machines(config: &mut ConnectorConfig) {
 }
 
 /// The contract of this room, over the real carriers.
-mod conformance {
+pub(super) mod conformance {
     use super::*;
     use crate::transport::conformance::{Carrier, Pair, Side};
     use crate::transport::stream::StreamConfig;
 
     fn pair(change: impl Fn(&mut ConnectorConfig)) -> Pair {
-        let listeners = vec![bind(LOCAL), bind(LOCAL)];
+        pair_over(vec![bind(LOCAL), bind(LOCAL)], None, change)
+    }
+
+    pub(in crate::transport::connect) fn pair_over(
+        listeners: Vec<Listeners>,
+        stream: Option<StreamConfig>,
+        change: impl Fn(&mut ConnectorConfig),
+    ) -> Pair {
         let peers = addresses(&listeners);
         let mut sides = Vec::new();
         for (rank, listeners) in listeners.into_iter().enumerate() {
@@ -100,8 +109,22 @@ mod conformance {
             change(&mut config);
             let sleeper = Arc::new(Sleeper::new().unwrap());
             let (sender, outcomes) = mpsc::channel();
-            let deliver: DeliverEndpoint = Box::new(move |_, _, outcome| drop(sender.send(outcome)));
-            let connector = Connector::start(listeners, config, sleeper.clone(), deliver).unwrap();
+            let connector = match stream {
+                None => {
+                    let deliver: DeliverEndpoint = Box::new(move |_, _, outcome| drop(sender.send(outcome)));
+                    Connector::start(listeners, config, sleeper.clone(), deliver)
+                }
+                Some(stream) => {
+                    let endpoint = move |lanes, generation| -> Box<dyn Endpoint> {
+                        Box::new(StreamEndpoint::new(lanes, generation, stream))
+                    };
+                    let deliver: DeliverLanes = Box::new(move |_, generation, lanes| {
+                        drop(sender.send(lanes.map(|lanes| endpoint(lanes, generation))));
+                    });
+                    Connector::start_lanes(listeners, config, sleeper.clone(), deliver)
+                }
+            }
+            .unwrap();
             sides.push((connector, sleeper, outcomes));
         }
         sides[0].0.dial(1);

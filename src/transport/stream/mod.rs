@@ -337,6 +337,7 @@ impl Endpoint for StreamEndpoint {
             && core.pending.is_empty()
             && core.violation.is_none()
             && self.is_drained()
+            && self.is_flushed()
             && self.lanes.iter().all(|lane| !lane.reader.has_more)
     }
 
@@ -369,6 +370,10 @@ impl Endpoint for StreamEndpoint {
 
     fn neighbour(&self) -> Option<&Neighbour> {
         self.lanes.first().and_then(|lane| lane.lane.neighbour())
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.over || self.lanes.iter().all(|lane| lane.lane.is_flushed())
     }
 
     fn is_drained(&self) -> bool {

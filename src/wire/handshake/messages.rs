@@ -30,6 +30,13 @@ pub enum Purpose {
     },
     /// The socket over which shared memory is passed.
     Shm,
+    /// The connection beside one of the RDMA lanes between two ranks.
+    Rdma {
+        /// Its number, which is that of its rail.
+        lane: u8,
+        /// How many there are, 1 to [`MAX_LANES`].
+        lanes: u8,
+    },
     /// Meeting the other members: the responder is the rendezvous server.
     Rendezvous,
     /// Talking to the registry of an elastic job.
@@ -127,6 +134,7 @@ pub(super) fn encode_hello(hello: &Hello) -> Vec<u8> {
         Purpose::Shm => [1, 0, 1, 0],
         Purpose::Rendezvous => [2, 0, 1, 0],
         Purpose::Registry => [3, 0, 1, 0],
+        Purpose::Rdma { lane, lanes } => [4, lane, lanes, 0],
     });
     bytes.extend_from_slice(&hello.attempt.to_le_bytes());
     bytes.extend_from_slice(&hello.nonce);
@@ -220,6 +228,7 @@ fn decode(kind: Kind, body: &[u8]) -> Result<Body, Refusal> {
                 [1, 0, 1, 0] => Purpose::Shm,
                 [2, 0, 1, 0] => Purpose::Rendezvous,
                 [3, 0, 1, 0] => Purpose::Registry,
+                [4, lane, lanes, 0] if lane < lanes && lanes <= MAX_LANES => Purpose::Rdma { lane, lanes },
                 _ => return Err(Refusal::Malformed("no such purpose")),
             };
             let attempt = u64::from_le_bytes(cursor.take());

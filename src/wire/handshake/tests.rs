@@ -116,7 +116,12 @@ fn refused(hello: Hello, key: &JobKey) -> End {
 #[test]
 fn members_meet_whatever_the_pieces() {
     for piece in [1, 2, 7, 11, 12, 13, 100, usize::MAX] {
-        for purpose in [Purpose::Tcp { lane: 0, lanes: 1 }, Purpose::Tcp { lane: 15, lanes: 16 }, Purpose::Shm] {
+        for purpose in [
+            Purpose::Tcp { lane: 0, lanes: 1 },
+            Purpose::Tcp { lane: 15, lanes: 16 },
+            Purpose::Rdma { lane: 1, lanes: 2 },
+            Purpose::Shm,
+        ] {
             let hello = Hello { purpose, ..hello() };
             let end = exchange(Initiator::new(&key(), &hello), responder(), piece, None, |_, _| ());
             assert_eq!((end.ours, end.theirs), (Ok(()), Ok(())));

@@ -1,0 +1,41 @@
+//! NVIDIA GPUs: buffers, streams, kernels, and the steps by which a collective reaches device memory.
+//!
+//! Everything is found at run time. [`Driver`] loads the driver's library and looks up every call that is made of it, so
+//! that a machine without one, or with an older one, gives a sentence that names what is missing. [`Device`] holds a
+//! device's primary context, the one that PyTorch and other programs of the CUDA runtime use too; on it live
+//! [`DeviceBuffer`], [`Stream`] and [`Event`]. [`Kernels`] compiles the kernels through NVRTC (`compiler`) at first use and
+//! keeps what came of it (`cache`).
+//!
+//! [`Stager`] is how any transport carries device memory: pinned slots, a stream for the way out and one for the way
+//! in. Device code stands below the communicator, which drives it (`comm/device`).
+//!
+//! With the feature `nccl`, [`nccl`] has the communicators of NCCL, which carry a whole collective themselves.
+//!
+//! A failed call is an error with the call, the code's name and what to do about it (`codes`); nothing here panics. Waits
+//! have deadlines: a device is asked again and again whether an event has come, since the driver's own wait has none.
+
+mod buffer;
+mod cache;
+mod codes;
+mod compiler;
+mod context;
+mod driver;
+mod examine;
+mod libraries;
+mod module;
+#[cfg(feature = "nccl")]
+pub mod nccl;
+mod pinned;
+mod staging;
+mod stream;
+
+pub use buffer::DeviceBuffer;
+pub use cache::Cache;
+pub use compiler::Compiler;
+pub use context::Device;
+pub use driver::Driver;
+pub use examine::{DeviceSeen, DevicesSeen, examine};
+pub use module::{Kernel, Kernels, LaunchShape};
+pub use pinned::PinnedBuffer;
+pub use staging::{Segment, Stager};
+pub use stream::{Event, Stream};

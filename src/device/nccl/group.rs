@@ -1,0 +1,418 @@
+//! One NCCL communicator on one rank, as a state machine.
+
+use std::time::Instant;
+
+use super::library::{Abilities, UniqueId};
+use super::results::{self, Code, IN_PROGRESS, SUCCESS};
+use crate::types::{Deadline, Error, Generation, Result};
+
+/// What a group asks of NCCL. None of these may wait.
+pub trait Calls {
+    /// A communicator of NCCL.
+    type Raw: Copy + PartialEq;
+    /// What is put on a stream.
+    type Work;
+
+    /// Begins to make a communicator.
+    fn init(&mut self, size: usize, rank: usize, id: &UniqueId) -> (Option<Self::Raw>, Code);
+    /// How far a communicator is with what was begun.
+    fn state(&mut self, raw: Self::Raw) -> Code;
+    /// Puts work on a stream.
+    fn enqueue(&mut self, raw: Self::Raw, work: &Self::Work) -> Code;
+    /// Begins to make a communicator without some of the ranks, giving up what is in flight on the old one.
+    fn shrink(&mut self, raw: Self::Raw, without: &[usize]) -> Code;
+    /// Begins to make a communicator with more ranks. `raw` is what a rank has that was in the old one; `id` is given to the
+    /// first of those and to newcomers, `rank` to newcomers.
+    fn grow(&mut self, raw: Option<Self::Raw>, size: usize, id: Option<&UniqueId>, rank: Option<usize>) -> Code;
+    /// What `shrink` or `grow` has made.
+    fn made(&mut self) -> Option<Self::Raw>;
+    /// Begins to end a communicator, when all ranks have.
+    fn finalize(&mut self, raw: Self::Raw) -> Code;
+    /// Frees a communicator that has ended.
+    fn destroy(&mut self, raw: Self::Raw) -> Code;
+    /// Gives up what is in flight, and frees a communicator.
+    fn abort(&mut self, raw: Self::Raw) -> Code;
+    /// What NCCL says of its last error.
+    fn words(&mut self, raw: Option<Self::Raw>) -> String;
+}
+
+/// Work for errors.
+pub trait Work {
+    /// The call, as `allreduce(...)`.
+    fn name(&self) -> &str;
+}
+
+/// How a communicator for another view comes about. The same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From nothing.
+    Anew,
+    /// From the old one, without those who are gone.
+    Shrink,
+    /// From the old one, with newcomers.
+    Grow,
+}
+
+/// From one view to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The new view's generation.
+    pub generation: Generation,
+    /// This rank in the new view.
+    pub rank: usize,
+    /// The ranks of the new view.
+    pub size: usize,
+    /// Ranks of the old view that are gone.
+    pub lost: Vec<usize>,
+    /// How many of the new view's ranks were not in the old one. They come after the others.
+    pub joined: usize,
+}
+
+impl Change {
+    /// How the new communicator is to be made, where the libraries of all ranks have `abilities`, and whether all that
+    /// stay still have theirs.
+    pub fn way(&self, abilities: Abilities, all_alive: bool) -> Way {
+        match (self.lost.is_empty(), self.joined) {
+            _ if !all_alive => Way::Anew,
+            (false, 0) if abilities.shrinks => Way::Shrink,
+            (true, joined) if joined > 0 && abilities.grows => Way::Grow,
+            _ => Way::Anew,
+        }
+    }
+}
+
+/// How far a group is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Something is under way: poll again.
+    Pending,
+    /// It can be used.
+    Ready,
+    /// It has ended.
+    Ended,
+}
+
+#[derive(Debug)]
+enum State<R> {
+    /// Being made, from nothing.
+    Starting(R),
+    /// Being made of another, which is freed afterwards; a newcomer has none.
+    Changing(Option<R>),
+    Ready(R),
+    /// Work is being put on a stream.
+    Working(R),
+    Ending(R),
+    Ended,
+    Failed(Error),
+}
+
+/// One communicator of NCCL on one rank. Never waits and reads no clock: poll it.
+pub struct Group<C: Calls> {
+    calls: C,
+    state: State<C::Raw>,
+    generation: Generation,
+    rank: usize,
+    size: usize,
+    /// What is under way, since when, and until when.
+    what: String,
+    since: Instant,
+    deadline: Deadline,
+}
+
+impl<C: Calls> Group<C>
+where
+    C::Work: Work,
+{
+    /// Begins to make a communicator from nothing.
+    pub fn start(
+        mut calls: C,
+        (rank, size): (usize, usize),
+        generation: Generation,
+        id: &UniqueId,
+        now: Instant,
+        deadline: Deadline,
+    ) -> Self {
+        let (raw, code) = calls.init(size, rank, id);
+        let mut group = Self {
+            calls,
+            state: State::Ended,
+            generation,
+            rank,
+            size,
+            what: "ncclCommInitRankConfig".into(),
+            since: now,
+            deadline,
+        };
+        group.state = match (raw, code) {
+            (Some(raw), IN_PROGRESS) => State::Starting(raw),
+            (Some(raw), SUCCESS) => State::Ready(raw),
+            (raw, code) => {
+                let error = group.error(raw, code);
+                if let Some(raw) = raw {
+                    group.calls.abort(raw);
+                }
+                State::Failed(error)
+            }
+        };
+        group
+    }
+
+    /// A newcomer's communicator, grown from the others'.
+    pub fn join(mut calls: C, change: &Change, id: &UniqueId, now: Instant, deadline: Deadline) -> Self {
+        let code = calls.grow(None, change.size, Some(id), Some(change.rank));
+        let mut group = Self {
+            calls,
+            state: State::Changing(None),
+            generation: change.generation,
+            rank: change.rank,
+            size: change.size,
+            what: "ncclCommGrow".into(),
+            since: now,
+            deadline,
+        };
+        group.began(code);
+        group
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The generation of the view that it is of.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Whether there is a communicator, from which another can be made.
+    pub fn is_alive(&self) -> bool {
+        matches!(self.state, State::Ready(_) | State::Working(_))
+    }
+
+    /// Asks how far it is. Also to be asked now and then while nothing is under way: it is how another rank's failure
+    /// is noticed.
+    ///
+    /// # Errors
+    ///
+    /// What ended it: the same at every later call.
+    pub fn poll(&mut self, now: Instant) -> Result<Progress> {
+        let (raw, is_waiting) = match &self.state {
+            State::Failed(error) => return Err(error.clone()),
+            State::Ended => return Ok(Progress::Ended),
+            State::Ready(raw) => (Some(*raw), false),
+            State::Starting(raw) | State::Working(raw) | State::Ending(raw) => (Some(*raw), true),
+            State::Changing(old) => (old.or_else(|| self.calls.made()), true),
+        };
+        // A newcomer that has nothing yet has nothing to ask.
+        let code = raw.map_or(IN_PROGRESS, |raw| self.calls.state(raw));
+        match code {
+            IN_PROGRESS if is_waiting && self.deadline.has_passed(now) => {
+                let waited = now.saturating_duration_since(self.since);
+                let others = (0..self.size).filter(|&rank| rank != self.rank).collect();
+                let error = Error::Timeout {
+                    operation: self.what.as_str().into(),
+                    waiting_for: others,
+                    waited,
+                    detail: "over NCCL, which does not say whom it waits for; it was aborted".into(),
+                };
+                self.give_up(error.clone());
+                Err(error)
+            }
+            IN_PROGRESS if is_waiting => Ok(Progress::Pending),
+            // Work that was enqueued may be on its way.
+            IN_PROGRESS => Ok(Progress::Ready),
+            SUCCESS => self.advance(),
+            code => {
+                let error = self.error(raw, code);
+                self.give_up(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Goes on after NCCL has said that what was begun is done.
+    fn advance(&mut self) -> Result<Progress> {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Starting(raw) | State::Working(raw) | State::Ready(raw) => {
+                self.state = State::Ready(raw);
+                Ok(Progress::Ready)
+            }
+            State::Changing(old) => {
+                let Some(made) = self.calls.made() else {
+                    let error = Error::internal("NCCL made no communicator and says that it did");
+                    self.state = State::Changing(old);
+                    self.give_up(error.clone());
+                    return Err(error);
+                };
+                if let Some(old) = old.filter(|old| *old != made) {
+                    self.calls.abort(old);
+                }
+                // What was made may have to be asked about itself.
+                self.state = State::Starting(made);
+                Ok(Progress::Pending)
+            }
+            State::Ending(raw) => {
+                self.calls.destroy(raw);
+                Ok(Progress::Ended)
+            }
+            State::Ended => Ok(Progress::Ended),
+            State::Failed(error) => {
+                self.state = State::Failed(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts work on a stream. The work is on it once [`poll`](Self::poll) says that the group is ready again.
+    ///
+    /// # Errors
+    ///
+    /// When the group is of another generation, not ready, or failed; when NCCL refuses, which ends it.
+    pub fn enqueue(&mut self, work: &C::Work, generation: Generation, now: Instant, deadline: Deadline) -> Result<()> {
+        if generation != self.generation {
+            return Err(Error::internal(format_args!(
+                "work of {generation} given to an NCCL communicator of {}",
+                self.generation
+            )));
+        }
+        let raw = match &self.state {
+            State::Ready(raw) => *raw,
+            State::Failed(error) => return Err(error.clone()),
+            _ => return Err(Error::internal("work given to an NCCL communicator that is not ready")),
+        };
+        (self.what, self.since, self.deadline) = (work.name().into(), now, deadline);
+        match self.calls.enqueue(raw, work) {
+            SUCCESS => Ok(()),
+            IN_PROGRESS => {
+                self.state = State::Working(raw);
+                Ok(())
+            }
+            code => {
+                let error = self.error(Some(raw), code);
+                self.give_up(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Goes over to another view. `id` is for a new start, and for the first rank of those that stay when newcomers come.
+    /// Poll until it is ready. What was in flight is given up.
+    pub fn change(&mut self, change: &Change, way: Way, id: Option<&UniqueId>, now: Instant, deadline: Deadline) {
+        (self.generation, self.rank, self.size) = (change.generation, change.rank, change.size);
+        (self.since, self.deadline) = (now, deadline);
+        let raw = match self.state {
+            State::Ready(raw) | State::Working(raw) | State::Starting(raw) | State::Ending(raw) => Some(raw),
+            State::Changing(old) => old.or_else(|| self.calls.made()),
+            State::Ended | State::Failed(_) => None,
+        };
+        match (way, raw) {
+            (Way::Shrink, Some(raw)) => {
+                self.what = "ncclCommShrink".into();
+                self.state = State::Changing(Some(raw));
+                let code = self.calls.shrink(raw, &change.lost);
+                self.began(code);
+            }
+            (Way::Grow, Some(raw)) => {
+                self.what = "ncclCommGrow".into();
+                self.state = State::Changing(Some(raw));
+                let code = self.calls.grow(Some(raw), change.size, id, None);
+                self.began(code);
+            }
+            (Way::Shrink | Way::Grow, None) => {
+                self.state = State::Failed(Error::internal("an NCCL communicator is to be made from one that is gone"));
+            }
+            (Way::Anew, raw) => {
+                if let Some(raw) = raw {
+                    self.calls.abort(raw);
+                }
+                self.what = "ncclCommInitRankConfig".into();
+                let Some(id) = id else {
+                    self.state = State::Failed(Error::internal("an NCCL communicator is to be made without an id"));
+                    return;
+                };
+                let (raw, code) = self.calls.init(change.size, change.rank, id);
+                self.state = match (raw, code) {
+                    (Some(raw), IN_PROGRESS) => State::Starting(raw),
+                    (Some(raw), SUCCESS) => State::Ready(raw),
+                    (raw, code) => {
+                        let error = self.error(raw, code);
+                        if let Some(raw) = raw {
+                            self.calls.abort(raw);
+                        }
+                        State::Failed(error)
+                    }
+                };
+            }
+        }
+    }
+
+    /// Begins to end it in good order, which every rank must. Poll until it has ended.
+    pub fn end(&mut self, now: Instant, deadline: Deadline) {
+        let State::Ready(raw) = self.state else {
+            return self.give_up(Error::Closed { what: "an NCCL communicator".into() });
+        };
+        (self.what, self.since, self.deadline) = ("ncclCommFinalize".into(), now, deadline);
+        self.state = State::Ending(raw);
+        let code = self.calls.finalize(raw);
+        self.began(code);
+    }
+
+    /// Gives up what is in flight, frees the communicator, and fails from now on with `cause`.
+    pub fn give_up(&mut self, cause: Error) {
+        match std::mem::replace(&mut self.state, State::Failed(cause)) {
+            State::Starting(raw) | State::Ready(raw) | State::Working(raw) | State::Ending(raw) => {
+                self.calls.abort(raw);
+            }
+            State::Changing(old) => {
+                let made = self.calls.made();
+                for raw in [made, old.filter(|old| Some(*old) != made)].into_iter().flatten() {
+                    self.calls.abort(raw);
+                }
+            }
+            // The first cause stays.
+            State::Failed(first) => self.state = State::Failed(first),
+            State::Ended => self.state = State::Ended,
+        }
+    }
+
+    /// After a call that begins something: whether it was refused.
+    fn began(&mut self, code: Code) {
+        if code != SUCCESS && code != IN_PROGRESS {
+            let raw = match self.state {
+                State::Changing(old) => old,
+                State::Ending(raw) => Some(raw),
+                _ => None,
+            };
+            let error = self.error(raw, code);
+            self.give_up(error);
+        }
+    }
+
+    fn error(&mut self, raw: Option<C::Raw>, code: Code) -> Error {
+        let words = self.calls.words(raw);
+        results::error(&self.what, code, &words)
+    }
+}
+
+/// Whatever is left is given up: nothing of it may outlive the group.
+impl<C: Calls> Drop for Group<C> {
+    fn drop(&mut self) {
+        match &self.state {
+            State::Starting(raw) | State::Ready(raw) | State::Working(raw) | State::Ending(raw) => {
+                self.calls.abort(*raw);
+            }
+            State::Changing(old) => {
+                let made = self.calls.made();
+                for raw in [made, old.filter(|old| Some(*old) != made)].into_iter().flatten() {
+                    self.calls.abort(raw);
+                }
+            }
+            State::Ended | State::Failed(_) => {}
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! GPUs: what can be used of them, and why not.
+
+use super::{Finding, bytes_in_words};
+
+#[cfg(feature = "cuda")]
+pub use crate::device::DevicesSeen;
+
+/// What is known of devices in a build without them.
+#[cfg(not(feature = "cuda"))]
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct DevicesSeen {}
+
+pub(super) const PART: &str = "devices";
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn look() -> DevicesSeen {
+    DevicesSeen {}
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn judge(_seen: &DevicesSeen, has_gpu: bool) -> Vec<Finding> {
+    let _ = bytes_in_words;
+    let text = "this build has no device code: collectives are on host memory";
+    vec![if has_gpu {
+        Finding::note(PART, "CUDA", text, "build with --features cuda,nccl to give collectives device memory")
+    } else {
+        Finding::ok(PART, "CUDA", text)
+    }]
+}
+
+#[cfg(feature = "cuda")]
+pub(super) fn look() -> DevicesSeen {
+    crate::device::examine()
+}
+
+#[cfg(feature = "cuda")]
+pub(super) fn judge(seen: &DevicesSeen, has_gpu: bool) -> Vec<Finding> {
+    // Without a GPU nothing is amiss.
+    let lacks = |name: &str, text: &str, advice: &str| {
+        if has_gpu { Finding::note(PART, name, text, advice) } else { Finding::ok(PART, name, text) }
+    };
+    let mut findings = Vec::new();
+    let advice = "see what the driver says; in a container: docker run --gpus all";
+    match (&seen.driver, &seen.error) {
+        (Some((library, version)), None) => {
+            findings.push(Finding::ok(PART, "CUDA driver", format!("{library}, for CUDA up to {version}")));
+        }
+        (Some((library, _)), Some(error)) => {
+            findings.push(Finding::note(PART, "CUDA driver", format!("{library}: {error}"), advice));
+        }
+        (None, error) => findings.push(lacks("CUDA driver", error.as_deref().unwrap_or("not found"), advice)),
+    }
+    for device in &seen.devices {
+        let peers = match device.peers.as_slice() {
+            [] => "reaches no other directly".to_owned(),
+            peers => format!("reaches {peers:?} directly"),
+        };
+        let text = format!(
+            "{}, compute capability {}.{}, {}, {} multiprocessors, {peers}{}",
+            device.name,
+            device.compute_capability.0,
+            device.compute_capability.1,
+            bytes_in_words(device.memory),
+            device.multiprocessors,
+            if device.dma_buf { ", dma-buf" } else { "" }
+        );
+        findings.push(Finding::ok(PART, format!("device {}", device.ordinal), text));
+    }
+    for (name, found, error) in
+        [("NVRTC", &seen.compiler, &seen.compiler_error), ("NCCL", &seen.nccl, &seen.nccl_error)]
+    {
+        findings.push(match (found, error) {
+            (Some((library, version)), _) => Finding::ok(PART, name, format!("{version} ({library})")),
+            (None, error) => lacks(
+                name,
+                error.as_deref().unwrap_or("not found"),
+                "only what is in PHALANX_LIBRARIES is found beside the system's",
+            ),
+        });
+    }
+    let use_text = if seen.devices.is_empty() {
+        "no device: collectives are on host memory"
+    } else {
+        "device memory goes through pinned host memory, over the transports below; NCCL is not called by collectives yet"
+    };
+    findings.push(Finding::ok(PART, "collectives", use_text));
+    findings
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+    use crate::device::DeviceSeen;
+    use crate::observe::doctor::State;
+
+    #[test]
+    fn what_lacks_is_a_note_only_where_there_is_a_gpu() {
+        let seen = DevicesSeen { error: Some("no driver".into()), ..DevicesSeen::default() };
+        let states = |has_gpu| judge(&seen, has_gpu).into_iter().map(|finding| finding.state).collect::<Vec<_>>();
+        assert!(states(false).iter().all(|state| *state == State::Ok));
+        assert_eq!(states(true), [State::Note, State::Note, State::Note, State::Ok]);
+    }
+
+    #[test]
+    fn a_device_is_told_with_what_matters_of_it() {
+        let device = DeviceSeen {
+            ordinal: 1,
+            name: "H100".into(),
+            compute_capability: (9, 0),
+            memory: 80 << 30,
+            multiprocessors: 132,
+            integrated: false,
+            peers: vec![0],
+            dma_buf: true,
+        };
+        let driver = Some(("libcuda.so.1".into(), "12.8".into()));
+        let findings = judge(&DevicesSeen { driver, devices: vec![device], ..DevicesSeen::default() }, true);
+        let told = findings.iter().find(|finding| finding.name == "device 1").expect("the device");
+        let expected = "H100, compute capability 9.0, 80 GiB, 132 multiprocessors, reaches [0] directly, dma-buf";
+        assert_eq!(told.text, expected);
+        assert!(findings.last().is_some_and(|finding| finding.text.contains("pinned host memory")));
+    }
+}

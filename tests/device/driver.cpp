@@ -1,0 +1,292 @@
+// A stand-in for the CUDA driver: device memory is host memory, and each stream is a thread that does its work in order,
+// so that what is not ordered by events may happen in any order. Built and loaded by the tests.
+//
+// PHALANX_TEST_FAIL=FUNCTION:N:CODE   the N-th call of FUNCTION, counted from 1, returns CODE.
+// PHALANX_TEST_DEVICES=N              so many devices; 2 if not set.
+// phx_stand_in_live()                 how many allocations, streams, events and contexts there are.
+// phx_stand_in_calls(FUNCTION)        how often FUNCTION was called.
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+using Code = unsigned;
+enum : Code { OK = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, NO_KERNELS = 500 };
+
+struct Event {
+    std::mutex lock;
+    std::condition_variable changed;
+    uint64_t recorded = 0, done = 0; // numbers of the last record and of the last one that was reached
+};
+
+struct Stream {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> work;
+    bool ending = false;
+
+    static std::shared_ptr<Stream> start() { // its thread keeps it alive until its work is done
+        std::shared_ptr<Stream> stream(new Stream);
+        std::thread([stream] { stream->run(); }).detach();
+        return stream;
+    }
+    bool put(std::function<void()> what) { // false: the stream is ending, and takes no more
+        {
+            std::lock_guard<std::mutex> hold(lock);
+            if (ending) return false;
+            work.push_back(std::move(what));
+        }
+        changed.notify_one();
+        return true;
+    }
+    void run() {
+        for (;;) {
+            std::function<void()> what;
+            {
+                std::unique_lock<std::mutex> hold(lock);
+                changed.wait(hold, [this] { return ending || !work.empty(); });
+                if (work.empty()) return;
+                what = std::move(work.front());
+                work.pop_front();
+            }
+            what();
+        }
+    }
+    void end() { // once what is on it is done; does not wait
+        { std::lock_guard<std::mutex> hold(lock); ending = true; }
+        changed.notify_one();
+    }
+};
+
+struct Memory { size_t bytes; int device; }; // device -1: pinned host memory
+
+static std::mutex global;
+static std::map<uintptr_t, Memory> memory;
+static std::map<std::string, long> calls;
+static std::atomic<long> live{0};
+static int contexts[16];
+static thread_local std::deque<intptr_t> current;
+
+static Code injected(const char *function) {
+    static const char *wish = std::getenv("PHALANX_TEST_FAIL");
+    std::lock_guard<std::mutex> hold(global);
+    long count = ++calls[function];
+    if (!wish) return OK;
+    std::string name = wish;
+    size_t first = name.find(':'), second = name.find(':', first + 1);
+    if (name.substr(0, first) != function || std::atol(name.c_str() + first + 1) != count) return OK;
+    return (Code)std::atol(name.c_str() + second + 1);
+}
+#define CALL(name) extern "C" Code name
+#define MAY_FAIL do { if (Code code = injected(__func__)) return code; } while (0)
+#define IN_CONTEXT do { MAY_FAIL; if (current.empty()) return INVALID_CONTEXT; } while (0)
+
+static int devices() {
+    const char *wish = std::getenv("PHALANX_TEST_DEVICES");
+    return wish ? std::atoi(wish) : 2;
+}
+static const Memory *find(uintptr_t address) {
+    auto after = memory.upper_bound(address);
+    if (after == memory.begin()) return nullptr;
+    --after;
+    return address < after->first + after->second.bytes ? &after->second : nullptr;
+}
+static bool lies(uintptr_t address, size_t bytes, bool on_device) {
+    std::lock_guard<std::mutex> hold(global);
+    auto after = memory.upper_bound(address);
+    if (after == memory.begin()) return false;
+    --after;
+    return address + bytes <= after->first + after->second.bytes && (after->second.device >= 0) == on_device;
+}
+static std::map<Stream *, std::shared_ptr<Stream>> streams;
+// Waits for everything on every stream, as freeing memory does.
+static void synchronize() {
+    std::deque<std::shared_ptr<Stream>> all;
+    { std::lock_guard<std::mutex> hold(global); for (auto &one : streams) all.push_back(one.second); }
+    for (auto &one : all) {
+        std::promise<void> reached;
+        if (one->put([&] { reached.set_value(); })) reached.get_future().wait();
+    }
+}
+static Stream *stream_of(void *handle) {
+    static std::shared_ptr<Stream> standard = Stream::start();
+    return (uintptr_t)handle <= 2 ? standard.get() : (Stream *)handle;
+}
+
+extern "C" long phx_stand_in_live() { return live; }
+extern "C" long phx_stand_in_calls(const char *function) {
+    std::lock_guard<std::mutex> hold(global);
+    return calls[function];
+}
+
+CALL(cuInit)(unsigned) { MAY_FAIL; return OK; }
+CALL(cuDriverGetVersion)(int *version) { MAY_FAIL; *version = 12080; return OK; }
+CALL(cuDeviceGetCount)(int *count) { MAY_FAIL; *count = devices(); return OK; }
+CALL(cuDeviceGet)(int *device, int ordinal) { MAY_FAIL; *device = ordinal; return OK; }
+CALL(cuDeviceGetName)(char *name, int length, int) { MAY_FAIL; std::strncpy(name, "stand-in", length); return OK; }
+CALL(cuDeviceGetAttribute)(int *value, int attribute, int) {
+    MAY_FAIL;
+    *value = attribute == 75 ? 9 : attribute == 16 ? 4 : 0; // compute capability 9.0, 4 multiprocessors
+    return OK;
+}
+CALL(cuDeviceTotalMem_v2)(size_t *bytes, int) { MAY_FAIL; *bytes = (size_t)8 << 30; return OK; }
+CALL(cuDeviceCanAccessPeer)(int *can, int, int) { MAY_FAIL; *can = 1; return OK; }
+CALL(cuDevicePrimaryCtxRetain)(void **context, int device) {
+    MAY_FAIL;
+    std::lock_guard<std::mutex> hold(global);
+    contexts[device]++; live++;
+    *context = (void *)(intptr_t)(device + 1);
+    return OK;
+}
+CALL(cuDevicePrimaryCtxRelease_v2)(int device) {
+    std::lock_guard<std::mutex> hold(global);
+    if (contexts[device] == 0) return INVALID_CONTEXT;
+    contexts[device]--; live--;
+    return OK;
+}
+CALL(cuCtxPushCurrent_v2)(void *context) { MAY_FAIL; current.push_back((intptr_t)context); return OK; }
+CALL(cuCtxPopCurrent_v2)(void **context) {
+    if (current.empty()) return INVALID_CONTEXT;
+    *context = (void *)current.back();
+    current.pop_back();
+    return OK;
+}
+static void add(uintptr_t start, size_t bytes, int device) {
+    std::lock_guard<std::mutex> hold(global);
+    memory[start] = {bytes, device};
+    live++;
+}
+static Code take(uintptr_t start) {
+    std::lock_guard<std::mutex> hold(global);
+    if (!memory.erase(start)) return INVALID_VALUE;
+    live--;
+    return OK;
+}
+CALL(cuMemAlloc_v2)(uintptr_t *start, size_t bytes) {
+    IN_CONTEXT;
+    *start = (uintptr_t)std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    std::memset((void *)*start, 0xa5, bytes);
+    add(*start, bytes, (int)current.back() - 1);
+    return OK;
+}
+CALL(cuMemFree_v2)(uintptr_t start) {
+    if (current.empty()) return INVALID_CONTEXT;
+    synchronize();
+    if (Code code = take(start)) return code;
+    std::free((void *)start);
+    return OK;
+}
+CALL(cuMemHostAlloc)(void **start, size_t bytes, unsigned) {
+    IN_CONTEXT;
+    *start = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    add((uintptr_t)*start, bytes, -1);
+    return OK;
+}
+CALL(cuMemFreeHost)(void *start) {
+    synchronize();
+    if (Code code = take((uintptr_t)start)) return code;
+    std::free(start);
+    return OK;
+}
+CALL(cuPointerGetAttribute)(void *value, int attribute, uintptr_t address) {
+    IN_CONTEXT;
+    std::lock_guard<std::mutex> hold(global);
+    const Memory *found = find(address);
+    if (!found) return INVALID_VALUE;
+    if (attribute == 2) *(unsigned *)value = found->device < 0 ? 1 : 2;
+    else *(int *)value = found->device < 0 ? 0 : found->device;
+    return OK;
+}
+CALL(cuMemcpyHtoDAsync_v2)(uintptr_t target, const void *source, size_t bytes, void *stream) {
+    IN_CONTEXT;
+    if (!lies(target, bytes, true)) return INVALID_VALUE;
+    if (lies((uintptr_t)source, bytes, false)) {
+        stream_of(stream)->put([=] { std::memcpy((void *)target, source, bytes); });
+    } else { // not pinned: read before the call returns
+        std::string copy((const char *)source, bytes);
+        stream_of(stream)->put([target, copy = std::move(copy)] { std::memcpy((void *)target, copy.data(), copy.size()); });
+    }
+    return OK;
+}
+CALL(cuMemcpyDtoHAsync_v2)(void *target, uintptr_t source, size_t bytes, void *stream) {
+    IN_CONTEXT;
+    if (!lies(source, bytes, true) || !lies((uintptr_t)target, bytes, false)) return INVALID_VALUE;
+    stream_of(stream)->put([=] { std::memcpy(target, (void *)source, bytes); });
+    return OK;
+}
+CALL(cuStreamCreate)(void **stream, unsigned) {
+    IN_CONTEXT;
+    std::shared_ptr<Stream> made = Stream::start();
+    *stream = made.get();
+    std::lock_guard<std::mutex> hold(global);
+    streams[made.get()] = made;
+    live++;
+    return OK;
+}
+CALL(cuStreamDestroy_v2)(void *stream) {
+    std::shared_ptr<Stream> ending;
+    { std::lock_guard<std::mutex> hold(global); ending = streams[(Stream *)stream]; streams.erase((Stream *)stream); }
+    ending->end();
+    live--;
+    return OK;
+}
+CALL(cuEventCreate)(void **event, unsigned) { IN_CONTEXT; *event = new std::shared_ptr<Event>(new Event); live++; return OK; }
+CALL(cuEventDestroy_v2)(void *event) { delete (std::shared_ptr<Event> *)event; live--; return OK; }
+CALL(cuEventRecord)(void *event, void *stream) {
+    IN_CONTEXT;
+    std::shared_ptr<Event> mark = *(std::shared_ptr<Event> *)event;
+    uint64_t number;
+    { std::lock_guard<std::mutex> hold(mark->lock); number = ++mark->recorded; }
+    stream_of(stream)->put([=] {
+        { std::lock_guard<std::mutex> hold(mark->lock); if (mark->done < number) mark->done = number; }
+        mark->changed.notify_all();
+    });
+    return OK;
+}
+CALL(cuEventQuery)(void *event) {
+    IN_CONTEXT;
+    std::shared_ptr<Event> mark = *(std::shared_ptr<Event> *)event;
+    std::lock_guard<std::mutex> hold(mark->lock);
+    return mark->done >= mark->recorded ? OK : NOT_READY;
+}
+CALL(cuStreamWaitEvent)(void *stream, void *event, unsigned) {
+    IN_CONTEXT;
+    std::shared_ptr<Event> mark = *(std::shared_ptr<Event> *)event;
+    uint64_t number;
+    { std::lock_guard<std::mutex> hold(mark->lock); number = mark->recorded; }
+    stream_of(stream)->put([=] {
+        std::unique_lock<std::mutex> hold(mark->lock);
+        mark->changed.wait(hold, [&] { return mark->done >= number; });
+    });
+    return OK;
+}
+CALL(cuModuleLoadData)(void **, const void *) { IN_CONTEXT; return NO_KERNELS; }
+CALL(cuModuleUnload)(void *) { return OK; }
+CALL(cuModuleGetFunction)(void **, void *, const char *) { return NO_KERNELS; }
+CALL(cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) {
+    return NO_KERNELS;
+}
+// Stops a stream until phx_stand_in_release, as work that does not end.
+static std::mutex stopping;
+static std::condition_variable released;
+static bool stopped = false;
+extern "C" void phx_stand_in_stop(void *stream) {
+    { std::lock_guard<std::mutex> hold(stopping); stopped = true; }
+    stream_of(stream)->put([] {
+        std::unique_lock<std::mutex> hold(stopping);
+        released.wait(hold, [] { return !stopped; });
+    });
+}
+extern "C" void phx_stand_in_release() {
+    { std::lock_guard<std::mutex> hold(stopping); stopped = false; }
+    released.notify_all();
+}

@@ -1,0 +1,28 @@
+//! Collectives on device memory, against a stand-in of the driver (`driver.cpp`) whose device memory is host memory. Each
+//! scenario runs in a process of its own, since what the stand-in does wrong is told by its environment.
+//!
+//! On a machine with a GPU, PHALANX_TEST_GPU=1 runs the scenarios that need no stand-in against the real driver.
+
+mod failures;
+mod harness;
+mod matrix;
+#[cfg(feature = "nccl")]
+mod nccl;
+mod order;
+
+/// Where the scenarios run: in the process that a test starts.
+#[test]
+fn scenario() {
+    let Ok(name) = std::env::var(harness::SCENARIO) else { return };
+    match name.as_str() {
+        "matrix" => matrix::inside(),
+        "order" => order::asynchronous(),
+        "endless" => order::endless(),
+        "mismatch" => failures::mismatch(),
+        "arguments" => failures::arguments(),
+        "owning" => order::owning(),
+        "calls" => failures::calls(),
+        "nccl" => {}
+        other => panic!("there is no scenario {other}"),
+    }
+}
