@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::half_bits;
-use super::number::{Number, each};
+use super::number::each;
 use super::storage::{Bf16, F16, Half, Storage};
 
 /// IEEE 754 binary16, by F16C.
@@ -113,8 +113,12 @@ unsafe fn read_f16x8(source: *const u8, value: *mut f32) {
 unsafe fn settle_f16x8(value: *const f32, target: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe {
-        let settled = each(value.cast::<[f32; 8]>().read_unaligned(), Number::settle);
-        narrow_f16x8(settled.as_ptr(), target);
+        // By name, not by lane: lanes that are compared one by one are put in an order of the compiler's own, and back.
+        let singles = _mm256_loadu_ps(value);
+        let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(singles, singles);
+        let canonical = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc0_0000));
+        let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_blendv_ps(singles, canonical, nan));
+        _mm_storeu_si128(target.cast(), halves);
     }
 }
 
