@@ -50,7 +50,9 @@ PHX_FN u16 f32_to_f16(float single) {
     u16 sign = (u16)((bits >> 16) & 0x8000);
     u32 magnitude = bits & 0x7fffffff;
     if (magnitude >= (143u << 23)) return sign | 0x7c00;
-    if (magnitude < (113u << 23)) return sign | (u16)(bits_of<u32>(bits_of<float>(magnitude) + 0.5f) - bits_of<u32>(0.5f));
+    if (magnitude < (113u << 23)) {
+        return sign | (u16)(bits_of<u32>(bits_of<float>(magnitude) + 0.5f) - bits_of<u32>(0.5f));
+    }
     return sign | (u16)((magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13);
 #endif
 }
@@ -100,9 +102,12 @@ template <u32 FRACTION> PHX_FN u8 f32_to_eighth(float single) {
         const float ruler = bits_of<float>((u32)(127 + 1 - Form::BIAS - (i32)FRACTION + 23) << 23);
         rounded = bits_of<u32>(bits_of<float>(magnitude) + ruler) - bits_of<u32>(ruler);
     } else {
-        rounded = (magnitude - ((u32)(127 - Form::BIAS) << 23) + ((1u << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1)) >> dropped;
+        const u32 half = ((1u << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1);
+        rounded = (magnitude - ((u32)(127 - Form::BIAS) << 23) + half) >> dropped;
     }
-    return sign | (u8)(rounded < Form::LARGEST ? rounded : Form::LARGEST);
+    // A copy, since a choice between the members themselves would want them to lie somewhere.
+    const u32 largest = Form::LARGEST;
+    return sign | (u8)(rounded < largest ? rounded : largest);
 }
 
 // Numbers.

@@ -26,7 +26,8 @@ template <typename Element, typename Op> struct Reducer {
 
     // SOURCES of 0 stands for any number.
     template <u32 SOURCES>
-    static PHX_FN void vector(void *target, const void *const *sources, u32 used, u64 byte, u64 further, const Finish &how) {
+    static PHX_FN void vector(void *target, const void *const *sources, u32 used, u64 byte, u64 further,
+                              const Finish &how) {
         union Lanes {
             Vector whole;
             Stored each[LANES];
@@ -106,6 +107,7 @@ template <typename Element, typename Op> struct Reducer {
     PHX_REDUCE(bit_xor_##NAME, ELEMENT, BitXor)                              \
     PHX_REDUCE(logical_and_##NAME, ELEMENT, LogicalAnd) PHX_REDUCE(logical_or_##NAME, ELEMENT, LogicalOr)
 
+#if PHX_PART != 2
 PHX_REDUCE_FLOATS(f16, F16)
 PHX_REDUCE_FLOATS(bf16, BF16)
 PHX_REDUCE_FLOATS(f32, Plain<float>)
@@ -123,3 +125,4 @@ PHX_REDUCE_INTEGERS(u64, Plain<u64>)
 PHX_REDUCE(bit_and_bool, Truth, BitAnd)
 PHX_REDUCE(bit_or_bool, Truth, BitOr)
 PHX_REDUCE(bit_xor_bool, Truth, BitXor)
+#endif

@@ -39,7 +39,7 @@ pub use route::listen_address;
 pub use server::{Bind, RendezvousServer};
 pub use settings::{FiguresFile, KeySource, Settings, settings};
 #[cfg(feature = "cuda")]
-pub(crate) use variables::LIBRARIES;
+pub(crate) use variables::{KERNELS, LIBRARIES};
 pub use variables::{
     Variable, Variables, unknown_in_words, unknown_variables, variables, variables_as_help, variables_as_markdown,
 };

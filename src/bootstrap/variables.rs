@@ -106,6 +106,8 @@ declare! {
         default "chosen by the transport", example "2";
     LIBRARIES = "PHALANX_LIBRARIES", "Folders, parted by colons, that are looked in first for the libraries of NVIDIA: libcuda, libnvrtc, libnccl.",
         default "where the system looks", example "/opt/nvidia/lib";
+    KERNELS = "PHALANX_KERNELS", "A file with compiled kernels for GPUs, a fatbin of kernels/build.py, to take in place of compiling them at first use.",
+        default "compiled by NVRTC at first use, and kept under the user's cache folder", example "/opt/phalanx/phalanx.fatbin";
     LOG = "PHALANX_LOG", "What is logged to standard error: error, warn, info, debug, trace, or filters such as phalanx::bootstrap=debug. By the program phalanx, Python and C; Rust programs have subscribers of their own.",
         default "warn", example "info";
 }

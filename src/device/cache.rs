@@ -39,14 +39,23 @@ impl Cache {
         Self { folder: Some(folder.into()) }
     }
 
+    /// The file with what was made of `ingredients` before, if it is there and whole.
+    pub fn find(&self, ingredients: &[&[u8]]) -> Option<PathBuf> {
+        self.file(ingredients).filter(|file| matches!(read(file), Ok(Some(_))))
+    }
+
+    fn file(&self, ingredients: &[&[u8]]) -> Option<PathBuf> {
+        let folder = self.folder.as_ref()?;
+        Some(folder.join(format!("{}.cubin", in_words(&digest(ingredients)))))
+    }
+
     /// The content that was made of `ingredients` before, or else what `make` makes of them, kept for the next time.
     ///
     /// # Errors
     ///
     /// Those of `make`.
     pub fn get(&self, ingredients: &[&[u8]], make: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
-        let Some(folder) = &self.folder else { return make() };
-        let file = folder.join(format!("{}.cubin", in_words(&digest(ingredients))));
+        let (Some(folder), Some(file)) = (&self.folder, self.file(ingredients)) else { return make() };
         match read(&file) {
             Ok(Some(content)) => return Ok(content),
             Ok(None) => {}
@@ -121,9 +130,11 @@ mod tests {
                 Ok(b"binary".to_vec())
             })
         };
+        assert_eq!(cache.find(&[b"source", b"sm_90"]), None);
         for expected in [1, 1] {
             assert_eq!(get(&[b"source", b"sm_90"]).unwrap(), b"binary");
             assert_eq!(made.get(), expected);
+            assert!(cache.find(&[b"source", b"sm_90"]).is_some_and(|file| file.exists()));
         }
         get(&[b"sources", b"m_90"]).unwrap();
         assert_eq!(made.get(), 2, "parts are told apart by their lengths");
@@ -132,6 +143,7 @@ mod tests {
         for file in files.drain(..) {
             fs::write(file.path(), b"binary").unwrap();
         }
+        assert_eq!(cache.find(&[b"source", b"sm_90"]), None, "a damaged file is none");
         assert_eq!(get(&[b"source", b"sm_90"]).unwrap(), b"binary");
         assert_eq!(made.get(), 3);
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ptr;
 
 use super::libraries::{self, calls};
+use super::sources::{self, Part};
 use crate::sys::library::Library;
 use crate::types::{Error, Result};
 
@@ -32,6 +33,15 @@ calls! {
         nvrtcGetSupportedArchs(*mut c_int) -> c_int;
     }
     optional {}
+}
+
+/// What came of a source.
+#[derive(Debug)]
+pub struct Compiled {
+    /// A cubin.
+    pub binary: Vec<u8>,
+    /// The compiler's warnings; empty if it had none.
+    pub words: String,
 }
 
 /// The compiler, loaded.
@@ -93,7 +103,43 @@ impl Compiler {
         Ok(architectures.into_iter().filter_map(|number| u32::try_from(number).ok()).collect())
     }
 
-    /// Compiles `source` to a binary for one architecture. `headers` are the files it includes, by name. Takes seconds.
+    /// Whether it compiles for an architecture.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`] when it does not, or cannot say.
+    pub fn check_architecture(&self, architecture: u32) -> Result<()> {
+        let known = self.architectures()?;
+        if known.contains(&architecture) {
+            return Ok(());
+        }
+        let newest = known.iter().max().copied().unwrap_or_default();
+        Err(Error::environment(
+            format_args!(
+                "NVRTC {} ({}) does not compile for sm_{architecture}; its newest is sm_{newest}",
+                self.version(),
+                self.library.name
+            ),
+            "install an NVRTC that knows this device, and name its folder in PHALANX_LIBRARIES",
+        ))
+    }
+
+    /// Compiles a part of this library's kernels for one architecture, such as 90. Takes up to a minute for reductions,
+    /// seconds for the others.
+    ///
+    /// # Errors
+    ///
+    /// As [`compile`](Self::compile).
+    pub fn compile_kernels(&self, part: Part, architecture: u32) -> Result<Compiled> {
+        let options: Vec<&str> = sources::OPTIONS.into_iter().chain([part.option()]).collect();
+        let compiled = self.compile(sources::SOURCE, &sources::HEADERS, architecture, &options)?;
+        if !compiled.words.is_empty() {
+            tracing::warn!("NVRTC {} on the kernels: {}", self.version(), compiled.words);
+        }
+        Ok(compiled)
+    }
+
+    /// Compiles `source` to a binary for one architecture. `headers` are the files it includes, by name.
     ///
     /// # Errors
     ///
@@ -104,20 +150,9 @@ impl Compiler {
         source: &str,
         headers: &[(&str, &str)],
         architecture: u32,
-        options: &[String],
-    ) -> Result<Vec<u8>> {
-        let known = self.architectures()?;
-        if !known.contains(&architecture) {
-            let newest = known.iter().max().copied().unwrap_or_default();
-            return Err(Error::environment(
-                format_args!(
-                    "NVRTC {} ({}) does not compile for sm_{architecture}; its newest is sm_{newest}",
-                    self.version(),
-                    self.library.name
-                ),
-                "install an NVRTC that knows this device, and name its folder in PHALANX_LIBRARIES",
-            ));
-        }
+        options: &[&str],
+    ) -> Result<Compiled> {
+        self.check_architecture(architecture)?;
         let text = |text: &str| {
             CString::new(text).map_err(|_| Error::internal("a source or option of a kernel with a zero byte"))
         };
@@ -163,7 +198,7 @@ impl Compiler {
         // SAFETY: the buffer has as many bytes as the library has just said.
         let code = unsafe { (self.calls.nvrtcGetCUBIN)(program.program, binary.as_mut_ptr().cast()) };
         self.check("nvrtcGetCUBIN", code, "")?;
-        Ok(binary)
+        Ok(Compiled { binary, words: self.words(program.program) })
     }
 
     /// What the compiler said of a program.

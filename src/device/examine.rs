@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::compiler::Compiler;
 use super::context;
 use super::driver::Driver;
+use super::module;
 use crate::types::Result;
 
 /// One device.
@@ -27,6 +28,8 @@ pub struct DeviceSeen {
     pub peers: Vec<usize>,
     /// Whether a network card can be given its memory (dma-buf).
     pub dma_buf: bool,
+    /// Where its kernels would come from, in words; or why there would be none.
+    pub kernels: std::result::Result<String, String>,
 }
 
 /// Everything about devices on this machine.
@@ -102,10 +105,11 @@ fn device(driver: &Driver, ordinal: usize, count: usize) -> Result<DeviceSeen> {
     }
     // What an older driver does not know, it does not have.
     let has = |which| context::attribute(driver, handle, which).is_ok_and(|value| value != 0);
+    let compute_capability = context::compute_capability(driver, handle)?;
     Ok(DeviceSeen {
         ordinal,
         name: context::name(driver, handle)?,
-        compute_capability: context::compute_capability(driver, handle)?,
+        compute_capability,
         memory: memory as u64,
         multiprocessors: context::attribute(
             driver,
@@ -115,5 +119,8 @@ fn device(driver: &Driver, ordinal: usize, count: usize) -> Result<DeviceSeen> {
         integrated: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED),
         peers,
         dma_buf: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+        kernels: module::look(compute_capability)
+            .map(|origins| origins.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+            .map_err(|error| error.to_string()),
     })
 }

@@ -3,8 +3,9 @@
 //! Everything is found at run time. [`Driver`] loads the driver's library and looks up every call that is made of it, so
 //! that a machine without one, or with an older one, gives a sentence that names what is missing. [`Device`] holds a
 //! device's primary context, the one that PyTorch and other programs of the CUDA runtime use too; on it live
-//! [`DeviceBuffer`], [`Stream`] and [`Event`]. [`Kernels`] compiles the kernels through NVRTC (`compiler`) at first use and
-//! keeps what came of it (`cache`).
+//! [`DeviceBuffer`], [`Stream`] and [`Event`]. [`Kernels`] has the text of the kernels (`sources`), compiles it through NVRTC
+//! (`compiler`) at first use and keeps what came of it (`cache`), or takes a file that was compiled elsewhere; what the driver
+//! is given was looked through before (`image`).
 //!
 //! [`Stager`] is how any transport carries device memory: pinned slots, a stream for the way out and one for the way
 //! in. Device code stands below the communicator, which drives it (`comm/device`).
@@ -21,21 +22,24 @@ mod compiler;
 mod context;
 mod driver;
 mod examine;
+mod image;
 mod libraries;
 mod module;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod pinned;
+mod sources;
 mod staging;
 mod stream;
 
 pub use buffer::DeviceBuffer;
 pub use cache::Cache;
-pub use compiler::Compiler;
+pub use compiler::{Compiled, Compiler};
 pub use context::Device;
 pub use driver::Driver;
 pub use examine::{DeviceSeen, DevicesSeen, examine};
-pub use module::{Kernel, Kernels, LaunchShape};
+pub use module::{Kernel, Kernels, KernelsFrom, LaunchShape};
 pub use pinned::PinnedBuffer;
+pub use sources::Part;
 pub use staging::{Segment, Stager};
 pub use stream::{Event, Stream};

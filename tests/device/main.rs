@@ -8,6 +8,7 @@ mod harness;
 mod matrix;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod nvrtc;
 mod order;
 
 /// Where the scenarios run: in the process that a test starts.
@@ -23,6 +24,7 @@ fn scenario() {
         "owning" => order::owning(),
         "calls" => failures::calls(),
         "nccl" => {}
+        name if name.starts_with("nvrtc ") => {}
         other => panic!("there is no scenario {other}"),
     }
 }

@@ -65,6 +65,11 @@ pub(super) fn judge(seen: &DevicesSeen, has_gpu: bool) -> Vec<Finding> {
             if device.dma_buf { ", dma-buf" } else { "" }
         );
         findings.push(Finding::ok(PART, format!("device {}", device.ordinal), text));
+        let name = "its kernels";
+        findings.push(match &device.kernels {
+            Ok(from) => Finding::ok(PART, name, from.clone()),
+            Err(why) => Finding::note(PART, name, format!("none: {why}"), "only host arithmetic is used until then"),
+        });
     }
     for (name, found, error) in
         [("NVRTC", &seen.compiler, &seen.compiler_error), ("NCCL", &seen.nccl, &seen.nccl_error)]
@@ -112,12 +117,17 @@ mod tests {
             integrated: false,
             peers: vec![0],
             dma_buf: true,
+            kernels: Ok("NVRTC 12.8".into()),
         };
+        let without = DeviceSeen { kernels: Err("NVRTC was not found".into()), ..device.clone() };
         let driver = Some(("libcuda.so.1".into(), "12.8".into()));
-        let findings = judge(&DevicesSeen { driver, devices: vec![device], ..DevicesSeen::default() }, true);
+        let findings = judge(&DevicesSeen { driver, devices: vec![device, without], ..DevicesSeen::default() }, true);
         let told = findings.iter().find(|finding| finding.name == "device 1").expect("the device");
         let expected = "H100, compute capability 9.0, 80 GiB, 132 multiprocessors, reaches [0] directly, dma-buf";
         assert_eq!(told.text, expected);
+        let kernels: Vec<_> = findings.iter().filter(|finding| finding.name == "its kernels").collect();
+        assert_eq!((kernels[0].text.as_str(), kernels[0].state), ("NVRTC 12.8", State::Ok));
+        assert_eq!((kernels[1].text.as_str(), kernels[1].state), ("none: NVRTC was not found", State::Note));
         assert!(findings.last().is_some_and(|finding| finding.text.contains("pinned host memory")));
     }
 }
