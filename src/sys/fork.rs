@@ -87,14 +87,21 @@ extern "C" fn let_go() {
     if TABLE.iter().all(|word| word.load(Ordering::Relaxed) == 0) {
         return;
     }
+    // The table is copied a little later than the descriptors: a number may stand in it under which nothing was open yet,
+    // and which is the next that is free. Then it is this one's, and stays.
     // SAFETY: the path is a C string; nothing else is handed over.
     let nothing = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+    let mut stays = false;
     for (index, word) in TABLE.iter().enumerate() {
         let mut bits = word.swap(0, Ordering::Relaxed);
         while bits != 0 {
             // At most `MOST`, which fits.
             let fd = (64 * index) as RawFd + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
+            if fd == nothing {
+                stays = true;
+                continue;
+            }
             // SAFETY: the descriptor is this library's; whoever holds it here finds `/dev/null`, or an error, under it.
             unsafe {
                 if nothing < 0 || libc::dup3(nothing, fd, libc::O_CLOEXEC) < 0 {
@@ -103,7 +110,7 @@ extern "C" fn let_go() {
             }
         }
     }
-    if nothing >= 0 {
+    if nothing >= 0 && !stays {
         // SAFETY: opened above, and nobody else's.
         drop(unsafe { OwnedFd::from_raw_fd(nothing) });
     }
@@ -143,6 +150,39 @@ mod tests {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, std::ptr::null_mut(), 0);
         }
+    }
+
+    /// As when another thread opens a connection after the descriptors were copied, and before the table was.
+    #[test]
+    fn a_number_that_is_not_open_yet_is_taken_all_the_same() {
+        watch_forks();
+        let ended = |child: libc::pid_t| {
+            let mut status = 0;
+            // SAFETY: the argument points to a number to be written.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+        };
+        // In a child, where no other test opens anything.
+        // SAFETY: the child makes only calls that are allowed after the fork of a program with threads, and so does its
+        // own.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above; the descriptor is this child's own.
+            unsafe {
+                let next = libc::dup(0);
+                libc::close(next);
+                if let Some((word, bit)) = place(next) {
+                    word.fetch_or(bit, Ordering::Relaxed);
+                }
+                let grandchild = libc::fork();
+                let is_right = match grandchild {
+                    0 => libc::fcntl(next, libc::F_GETFD) >= 0,
+                    _ => ended(grandchild),
+                };
+                libc::_exit(i32::from(!is_right));
+            }
+        }
+        assert!(ended(child));
     }
 
     #[test]

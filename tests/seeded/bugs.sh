@@ -442,3 +442,9 @@ change src/schedule/cost/tune.rs \
         let own = self.times();
         let timed = self.candidates.iter().zip(&own).filter(|(_, time)| **time > 0);'
 caught_by --lib schedule::cost::tune::tests::ranks_stay_together_whatever_each_measures
+
+bug closes-nothing-twice 'a forked child closes the descriptor that it puts in place of others while it still needs it'
+change src/sys/fork.rs \
+    'if fd == nothing {' \
+    'if fd < 0 {'
+caught_by --lib sys::fork::tests::a_number_that_is_not_open_yet_is_taken_all_the_same
