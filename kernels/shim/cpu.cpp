@@ -1,4 +1,5 @@
-// The kernels on the CPU, for tests: each is a function NAME(parameters, blocks, threads) that runs its whole grid.
+// The kernels on the CPU, for tests: each is a function NAME(parameters, blocks, threads) that runs its whole grid, and
+// NAME_bytes() says how many bytes its parameters are.
 //
 // A stand-in for the device: the threads of a block run one after the other, and blocks too, on the thread that calls. That
 // is one of the orders in which a device may run them. Threads that meet are each a context of their own: one runs until it
@@ -37,7 +38,8 @@ class Block {
             fiber.context.uc_stack.ss_sp = fiber.stack.get();
             fiber.context.uc_stack.ss_size = STACK;
             fiber.context.uc_link = &block.scheduler;
-            makecontext(&fiber.context, (void (*)())Start::begin, 2, (unsigned int)(address >> 32), (unsigned int)address);
+            const auto high = (unsigned int)(address >> 32), low = (unsigned int)address;
+            makecontext(&fiber.context, (void (*)())Start::begin, 2, high, low);
         }
         for (unsigned int ended = 0; ended < blockDim.x;) {
             for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) {
@@ -78,6 +80,7 @@ static inline void wait_a_little() { sched_yield(); }
 #define PHX_SHARED static thread_local
 #define PHX_KERNEL_BY(NAME, PARAMETERS, RUN)                                                               \
     static void NAME##_thread(const PARAMETERS &p);                                                        \
+    extern "C" unsigned int NAME##_bytes() { return sizeof(PARAMETERS); }                                  \
     extern "C" void NAME(const PARAMETERS *parameters, unsigned int blocks, unsigned int threads) {        \
         gridDim.x = blocks;                                                                                \
         blockDim.x = threads;                                                                              \

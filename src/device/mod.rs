@@ -5,7 +5,7 @@
 //! device's primary context, the one that PyTorch and other programs of the CUDA runtime use too; on it live
 //! [`DeviceBuffer`], [`Stream`] and [`Event`]. [`Kernels`] has the text of the kernels (`sources`), compiles it through NVRTC
 //! (`compiler`) at first use and keeps what came of it (`cache`), or takes a file that was compiled elsewhere; what the driver
-//! is given was looked through before (`image`).
+//! is given was looked through before (`image`). [`Arithmetic`] launches them.
 //!
 //! [`Stager`] is how any transport carries device memory: pinned slots, a stream for the way out and one for the way
 //! in. Device code stands below the communicator, which drives it (`comm/device`).
@@ -15,6 +15,7 @@
 //! A failed call is an error with the call, the code's name and what to do about it (`codes`); nothing here panics. Waits
 //! have deadlines: a device is asked again and again whether an event has come, since the driver's own wait has none.
 
+mod arithmetic;
 mod buffer;
 mod cache;
 mod codes;
@@ -28,10 +29,12 @@ mod module;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod pinned;
+mod slice;
 mod sources;
 mod staging;
 mod stream;
 
+pub use arithmetic::{Arithmetic, Eighth, Pieces};
 pub use buffer::DeviceBuffer;
 pub use cache::Cache;
 pub use compiler::{Compiled, Compiler};
@@ -40,6 +43,7 @@ pub use driver::Driver;
 pub use examine::{DeviceSeen, DevicesSeen, examine};
 pub use module::{Kernel, Kernels, KernelsFrom, LaunchShape};
 pub use pinned::PinnedBuffer;
+pub use slice::{DeviceSlice, DeviceSliceMut};
 pub use sources::Part;
 pub use staging::{Segment, Stager};
 pub use stream::{Event, Stream};

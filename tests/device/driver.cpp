@@ -3,7 +3,7 @@
 //
 // PHALANX_TEST_FAIL=FUNCTION:N:CODE   the N-th call of FUNCTION, counted from 1, returns CODE.
 // PHALANX_TEST_DEVICES=N              so many devices; 2 if not set.
-// phx_stand_in_live()                 how many allocations, streams, events and contexts there are.
+// phx_stand_in_live()                 how many allocations, streams, events, modules and contexts there are.
 // phx_stand_in_calls(FUNCTION)        how often FUNCTION was called.
 #include <atomic>
 #include <condition_variable>
@@ -20,7 +20,7 @@
 #include <thread>
 
 using Code = unsigned;
-enum : Code { OK = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, NO_KERNELS = 500 };
+enum : Code { OK = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600 };
 
 struct Event {
     std::mutex lock;
@@ -33,6 +33,7 @@ struct Stream {
     std::condition_variable changed;
     std::deque<std::function<void()>> work;
     bool ending = false;
+    int device = -1; // of the context in which it was made
 
     static std::shared_ptr<Stream> start() { // its thread keeps it alive until its work is done
         std::shared_ptr<Stream> stream(new Stream);
@@ -67,7 +68,7 @@ struct Stream {
     }
 };
 
-struct Memory { size_t bytes; int device; }; // device -1: pinned host memory
+struct Memory { size_t bytes; int device, file; }; // device -1: pinned host memory; file -1: another process's
 
 static std::mutex global;
 static std::map<uintptr_t, Memory> memory;
@@ -108,10 +109,13 @@ static bool lies(uintptr_t address, size_t bytes, bool on_device) {
     return address + bytes <= after->first + after->second.bytes && (after->second.device >= 0) == on_device;
 }
 static std::map<Stream *, std::shared_ptr<Stream>> streams;
-// Waits for everything on every stream, as freeing memory does.
-static void synchronize() {
+// Waits for everything on every stream of a device, as freeing its memory does; of all devices for pinned memory.
+static void synchronize(int device = -1) {
     std::deque<std::shared_ptr<Stream>> all;
-    { std::lock_guard<std::mutex> hold(global); for (auto &one : streams) all.push_back(one.second); }
+    {
+        std::lock_guard<std::mutex> hold(global);
+        for (auto &one : streams) if (device < 0 || one.second->device == device) all.push_back(one.second);
+    }
     for (auto &one : all) {
         std::promise<void> reached;
         if (one->put([&] { reached.set_value(); })) reached.get_future().wait();
@@ -160,9 +164,9 @@ CALL(cuCtxPopCurrent_v2)(void **context) {
     current.pop_back();
     return OK;
 }
-static void add(uintptr_t start, size_t bytes, int device) {
+static void add(uintptr_t start, size_t bytes, int device, int file = -1) {
     std::lock_guard<std::mutex> hold(global);
-    memory[start] = {bytes, device};
+    memory[start] = {bytes, device, file};
     live++;
 }
 static Code take(uintptr_t start) {
@@ -171,20 +175,8 @@ static Code take(uintptr_t start) {
     live--;
     return OK;
 }
-CALL(cuMemAlloc_v2)(uintptr_t *start, size_t bytes) {
-    IN_CONTEXT;
-    *start = (uintptr_t)std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-    std::memset((void *)*start, 0xa5, bytes);
-    add(*start, bytes, (int)current.back() - 1);
-    return OK;
-}
-CALL(cuMemFree_v2)(uintptr_t start) {
-    if (current.empty()) return INVALID_CONTEXT;
-    synchronize();
-    if (Code code = take(start)) return code;
-    std::free((void *)start);
-    return OK;
-}
+#include "shared.hpp"
+
 CALL(cuMemHostAlloc)(void **start, size_t bytes, unsigned) {
     IN_CONTEXT;
     *start = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -227,6 +219,7 @@ CALL(cuStreamCreate)(void **stream, unsigned) {
     IN_CONTEXT;
     std::shared_ptr<Stream> made = Stream::start();
     *stream = made.get();
+    made->device = (int)current.back() - 1;
     std::lock_guard<std::mutex> hold(global);
     streams[made.get()] = made;
     live++;
@@ -269,12 +262,8 @@ CALL(cuStreamWaitEvent)(void *stream, void *event, unsigned) {
     });
     return OK;
 }
-CALL(cuModuleLoadData)(void **, const void *) { IN_CONTEXT; return NO_KERNELS; }
-CALL(cuModuleUnload)(void *) { return OK; }
-CALL(cuModuleGetFunction)(void **, void *, const char *) { return NO_KERNELS; }
-CALL(cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) {
-    return NO_KERNELS;
-}
+#include "modules.hpp"
+
 // Stops a stream until phx_stand_in_release, as work that does not end.
 static std::mutex stopping;
 static std::condition_variable released;

@@ -46,6 +46,40 @@ fn folder() -> Option<&'static Path> {
     folder
 }
 
+/// The kernels on the CPU, as a file that the stand-in of the driver takes for compiled ones. Built once.
+fn kernels() -> Option<&'static Path> {
+    static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libphalanx_kernels_stand_in.so");
+        let new = file.with_extension(format!("new-{}", std::process::id()));
+        let flags = "-std=c++17 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -shared -fPIC";
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/shim/cpu.cpp");
+        match Command::new("c++").args(flags.split(' ')).arg(&source).arg("-o").arg(&new).output() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => panic!("c++ cannot be run: {error}"),
+            Ok(output) => {
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                std::fs::rename(new, &file).expect("a file below target");
+                Some(file)
+            }
+        }
+    };
+    FILE.get_or_init(build).as_deref()
+}
+
+/// Runs a scenario that launches kernels, which must end well.
+pub fn run_with_kernels(scenario: &str) {
+    let Some(output) = start_with_kernels(scenario, &[]) else { return };
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+/// As `start`, with kernels.
+pub fn start_with_kernels(scenario: &str, variables: &[(&str, &str)]) -> Option<Output> {
+    folder()?;
+    let kernels = kernels()?.to_str().expect("a path in UTF-8");
+    start(scenario, &[&[("PHALANX_KERNELS", kernels)], variables].concat())
+}
+
 /// Runs a scenario in a process of its own, and returns what it printed and how it ended; `None` when it was skipped.
 pub fn start(scenario: &str, variables: &[(&str, &str)]) -> Option<Output> {
     let mut command = Command::new("timeout");

@@ -3,9 +3,13 @@
 //!
 //! On a machine with a GPU, PHALANX_TEST_GPU=1 runs the scenarios that need no stand-in against the real driver.
 
+mod arithmetic;
 mod failures;
 mod harness;
 mod matrix;
+#[path = "../kernels/memory.rs"]
+#[allow(dead_code, reason = "arrays with guards are for kernels that are called")]
+mod memory;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod nvrtc;
@@ -16,6 +20,9 @@ mod order;
 fn scenario() {
     let Ok(name) = std::env::var(harness::SCENARIO) else { return };
     match name.as_str() {
+        "arithmetic" => arithmetic::inside(),
+        "refusals" => arithmetic::refusals(),
+        "kernels" => arithmetic::opening(),
         "matrix" => matrix::inside(),
         "order" => order::asynchronous(),
         "endless" => order::endless(),
