@@ -36,6 +36,7 @@ calls! {
         cuMemFreeHost(*mut c_void) -> Code;
         cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream) -> Code;
         cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream) -> Code;
+        cuMemcpyDtoDAsync_v2(sys::CUdeviceptr, sys::CUdeviceptr, usize, sys::CUstream) -> Code;
         cuStreamCreate(*mut sys::CUstream, c_uint) -> Code;
         cuStreamDestroy_v2(sys::CUstream) -> Code;
         cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint) -> Code;
@@ -124,6 +125,29 @@ impl Driver {
         let code = unsafe { (self.calls().cuDeviceGetCount)(&mut count) };
         self.check("cuDeviceGetCount", code, String::new)?;
         Ok(usize::try_from(count).unwrap_or_default())
+    }
+
+    /// The number of the device that has the memory at an address; `None` when the driver knows no such memory. Addresses
+    /// are the process's, so that no context need be the thread's for it, and none is made.
+    ///
+    /// # Errors
+    ///
+    /// When the driver refuses.
+    pub fn owner_of(&self, pointer: u64) -> Result<Option<usize>> {
+        let mut owner: c_int = -1;
+        // SAFETY: the attribute is a number of four bytes, which the first argument points to.
+        let code = unsafe {
+            (self.calls().cuPointerGetAttribute)(
+                (&raw mut owner).cast::<c_void>(),
+                sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as c_uint,
+                pointer,
+            )
+        };
+        if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE as c_uint {
+            return Ok(None);
+        }
+        self.check("cuPointerGetAttribute", code, || format!("the memory at {pointer:#x}"))?;
+        Ok(usize::try_from(owner).ok())
     }
 
     /// Turns a result code into an error that names the call, the code and `about`.

@@ -90,6 +90,33 @@ impl Stream {
         self.device.check("cuStreamWaitEvent", code)
     }
 
+    /// What is put on this stream from now on runs after what is on `other` now. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// When the driver refuses.
+    pub fn follow(&self, other: &Self) -> Result<()> {
+        let event = Event::new(&other.device)?;
+        event.record(other)?;
+        self.wait_for(&event)
+    }
+
+    /// Begins to copy bytes from one place of this device to another, after what is on this stream. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// When the driver refuses.
+    ///
+    /// # Safety
+    ///
+    /// Both must be memory of this device of that length, valid until the copy is done, and must not overlap.
+    pub unsafe fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()> {
+        let _entered = self.device.enter()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.device.driver().calls().cuMemcpyDtoDAsync_v2)(target, source, bytes, self.raw) };
+        self.device.check("cuMemcpyDtoDAsync_v2", code)
+    }
+
     /// Waits until everything put on this stream so far is done. `false`: the deadline passed.
     ///
     /// # Errors

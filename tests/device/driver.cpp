@@ -190,7 +190,7 @@ CALL(cuMemFreeHost)(void *start) {
     return OK;
 }
 CALL(cuPointerGetAttribute)(void *value, int attribute, uintptr_t address) {
-    IN_CONTEXT;
+    MAY_FAIL; // asks about the process's addresses, not a context's
     std::lock_guard<std::mutex> hold(global);
     const Memory *found = find(address);
     if (!found) return INVALID_VALUE;
@@ -213,6 +213,12 @@ CALL(cuMemcpyDtoHAsync_v2)(void *target, uintptr_t source, size_t bytes, void *s
     IN_CONTEXT;
     if (!lies(source, bytes, true) || !lies((uintptr_t)target, bytes, false)) return INVALID_VALUE;
     stream_of(stream)->put([=] { std::memcpy(target, (void *)source, bytes); });
+    return OK;
+}
+CALL(cuMemcpyDtoDAsync_v2)(uintptr_t target, uintptr_t source, size_t bytes, void *stream) {
+    IN_CONTEXT;
+    if (!lies(source, bytes, true) || !lies(target, bytes, true)) return INVALID_VALUE;
+    stream_of(stream)->put([=] { std::memcpy((void *)target, (void *)source, bytes); });
     return OK;
 }
 CALL(cuStreamCreate)(void **stream, unsigned) {

@@ -3,19 +3,18 @@
 //! Whoever views the memory, a Python object or a DLPack tensor of whatever library, holds a reference to it. So it is
 //! given back when the last of them is gone, be that long after the communicator.
 
-use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use phalanx::comm;
-use phalanx::python::invalid;
 use phalanx::types::DataType;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::communicator::Communicator;
-use crate::dlpack::{CPU, Device, Managed, ManagedVersioned, Tensor, UNVERSIONED, VERSIONED, Version, element_of};
+use crate::dlpack::{CPU, Device};
+use crate::dlpack_out::{Outgoing, export};
 use crate::numbers;
 use crate::process::Birth;
 
@@ -102,25 +101,13 @@ impl Buffer {
         self.memory.memory.is_shared()
     }
 
-    /// What NumPy knows memory by. It has no type for bf16: those are elements of two bytes without meaning.
+    /// What NumPy knows memory by.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let kind = match self.dtype {
-            DataType::F16 | DataType::F32 | DataType::F64 => 'f',
-            DataType::BF16 => 'V',
-            DataType::I8 | DataType::I16 | DataType::I32 | DataType::I64 => 'i',
-            DataType::U8 | DataType::U32 | DataType::U64 => 'u',
-            DataType::Bool => 'b',
-        };
-        let order = match self.dtype.size() {
-            1 => '|',
-            _ if cfg!(target_endian = "little") => '<',
-            _ => '>',
-        };
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", (self.count,))?;
-        interface.set_item("typestr", format!("{order}{kind}{}", self.dtype.size()))?;
+        interface.set_item("typestr", typestr(self.dtype))?;
         interface.set_item("data", (self.pointer(), false))?;
         Ok(interface)
     }
@@ -143,19 +130,14 @@ impl Buffer {
             let what = "a stream, another device or a copy asked for; this is memory of the host, as it is";
             return Err(PyBufferError::new_err(what));
         }
-        let exported = |tensor: Tensor| ManagedVersioned {
-            version: Version { major: 1, minor: 0 },
-            context: std::ptr::null_mut(),
-            deleter: Some(release::<ManagedVersioned>),
-            flags: 0,
-            tensor,
+        let outgoing = Outgoing {
+            pointer: self.pointer(),
+            device: Device { kind: CPU, id: 0 },
+            shape: &[self.count],
+            dtype: self.dtype,
+            owner: self.memory.clone(),
         };
-        if max_version.is_some_and(|(major, _)| major >= 1) {
-            return self.export(py, exported, |managed| &raw mut managed.tensor, VERSIONED, destroy_versioned);
-        }
-        let exported =
-            |tensor: Tensor| Managed { tensor, context: std::ptr::null_mut(), deleter: Some(release::<Managed>) };
-        self.export(py, exported, |managed| &raw mut managed.tensor, UNVERSIONED, destroy_unversioned)
+        export(py, outgoing, max_version)
     }
 
     fn __repr__(&self) -> String {
@@ -164,74 +146,19 @@ impl Buffer {
     }
 }
 
-/// A tensor that went out, and what it needs as long as somebody has it. The tensor comes first: its address is this one's.
-#[repr(C)]
-struct Export<M> {
-    managed: M,
-    shape: [i64; 1],
-    strides: [i64; 1],
-    _memory: Arc<Allocation>,
-}
-
-impl Buffer {
-    fn export<'py, M>(
-        &self,
-        py: Python<'py>,
-        managed: impl FnOnce(Tensor) -> M,
-        tensor_of: impl FnOnce(&mut M) -> *mut Tensor,
-        name: &'static std::ffi::CStr,
-        destroy: unsafe extern "C" fn(*mut pyo3::ffi::PyObject),
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let length = i64::try_from(self.count).map_err(|_| invalid("more elements than DLPack can count"))?;
-        let tensor = Tensor {
-            data: self.pointer() as *mut c_void,
-            device: Device { kind: CPU, id: 0 },
-            dimensions: 1,
-            element: element_of(self.dtype),
-            shape: std::ptr::null(),
-            strides: std::ptr::null(),
-            byte_offset: 0,
-        };
-        let mut export =
-            Box::new(Export { managed: managed(tensor), shape: [length], strides: [1], _memory: self.memory.clone() });
-        let tensor = tensor_of(&mut export.managed);
-        // SAFETY: it is a part of the box, which nothing else refers to, and the box stays where it is.
-        unsafe { ((*tensor).shape, (*tensor).strides) = (export.shape.as_ptr(), export.strides.as_ptr()) };
-        let export = Box::into_raw(export);
-        // SAFETY: the interpreter is attached, the name lives for ever, and the destructor fits the pointer.
-        let capsule = unsafe { pyo3::ffi::PyCapsule_New(export.cast(), name.as_ptr(), Some(destroy)) };
-        if capsule.is_null() {
-            // SAFETY: made above, and nobody has it.
-            drop(unsafe { Box::from_raw(export) });
-            return Err(PyErr::fetch(py));
-        }
-        // SAFETY: a new reference, which is not null.
-        Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
-    }
-}
-
-/// Called once by whoever took a tensor over, when it is done with it, on any thread.
-unsafe extern "C" fn release<M>(managed: *mut M) {
-    // SAFETY: the tensor is the first member of the box that `export` made, which is given up here.
-    drop(unsafe { Box::from_raw(managed.cast::<Export<M>>()) });
-}
-
-/// The end of a capsule. One whose tensor was taken over has got another name by then.
-unsafe fn destroy<M>(capsule: *mut pyo3::ffi::PyObject, name: &std::ffi::CStr) {
-    // SAFETY: Python calls a destructor attached, with the capsule; the name says that the tensor is still in it.
-    unsafe {
-        if pyo3::ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
-            release(pyo3::ffi::PyCapsule_GetPointer(capsule, name.as_ptr()).cast::<M>());
-        }
-    }
-}
-
-unsafe extern "C" fn destroy_versioned(capsule: *mut pyo3::ffi::PyObject) {
-    // SAFETY: only capsules with this struct have this destructor.
-    unsafe { destroy::<ManagedVersioned>(capsule, VERSIONED) }
-}
-
-unsafe extern "C" fn destroy_unversioned(capsule: *mut pyo3::ffi::PyObject) {
-    // SAFETY: only capsules with this struct have this destructor.
-    unsafe { destroy::<Managed>(capsule, UNVERSIONED) }
+/// What NumPy calls an element type. It has none for bf16: those are elements of two bytes without meaning.
+pub fn typestr(dtype: DataType) -> String {
+    let kind = match dtype {
+        DataType::F16 | DataType::F32 | DataType::F64 => 'f',
+        DataType::BF16 => 'V',
+        DataType::I8 | DataType::I16 | DataType::I32 | DataType::I64 => 'i',
+        DataType::U8 | DataType::U32 | DataType::U64 => 'u',
+        DataType::Bool => 'b',
+    };
+    let order = match dtype.size() {
+        1 => '|',
+        _ if cfg!(target_endian = "little") => '<',
+        _ => '>',
+    };
+    format!("{order}{kind}{}", dtype.size())
 }

@@ -8,7 +8,8 @@ use phalanx::python::{invalid, seconds};
 use phalanx::types::{self, Algorithm, DataType, Error, Generation, ReduceOp, Reduction};
 use pyo3::prelude::*;
 
-use crate::handle::{Handle, SIGNAL_PERIOD, Signals};
+use crate::device::{self, Ends};
+use crate::handle::{Handle, SIGNAL_PERIOD, Signals, Started};
 use crate::memory::Memory;
 use crate::numbers;
 use crate::process::Birth;
@@ -81,7 +82,7 @@ pub fn check(name: &str, memory: &Memory, dtype: DataType, count: usize) -> PyRe
 }
 
 pub fn check_apart(input: &Memory, output: &Memory) -> PyResult<()> {
-    let range = |memory: &Memory| (memory.pointer() as usize, memory.pointer() as usize + memory.bytes());
+    let range = |memory: &Memory| (memory.address(), memory.address() + memory.bytes());
     let ((input_start, input_end), (output_start, output_end)) = (range(input), range(output));
     if input_start < output_end && output_start < input_end {
         return Err(invalid("input and output overlap; use the in-place form, or memory of its own"));
@@ -125,8 +126,8 @@ impl Communicator {
         self.life.judge(self.inner.view().generation, outcome)
     }
 
-    fn handle(&self, handle: comm::Handle) -> Handle {
-        Handle::new(handle, self.birth, self.life, self.inner.view().generation)
+    fn handle(&self, started: Started) -> Handle {
+        Handle::new(started, self.birth, self.life, self.inner.view().generation)
     }
 
     fn size(&self) -> usize {
@@ -180,8 +181,12 @@ impl Communicator {
         if let (Some(input), Some(output)) = (input, output) {
             check_apart(input.get(), output.get())?;
         }
-        let from = input.map_or(std::ptr::null(), |input| input.get().pointer().cast_const());
-        let to = output.map_or(std::ptr::null_mut(), |output| output.get().pointer());
+        if input.or(output).is_some_and(|memory| memory.get().place().is_some()) {
+            return self.call_on_device(py, &call, input, output, wait);
+        }
+        let from = input.map(|input| input.get().host_pointer()).transpose()?;
+        let from = from.map_or(std::ptr::null(), <*mut u8>::cast_const);
+        let to = output.map(|output| output.get().host_pointer()).transpose()?.unwrap_or(std::ptr::null_mut());
         if wait {
             return self.run(py, &call, from, to).map(|()| None);
         }
@@ -189,8 +194,37 @@ impl Communicator {
         let keep = [input, output].map(|memory| memory.map(|memory| memory.clone().unbind()));
         // SAFETY: the lengths were checked against the call, and what is kept holds the memory until the end.
         let handle = unsafe { self.inner.submit(&call, from, to, Some(Box::new(keep)))? };
-        Ok(Some(self.handle(handle)))
+        Ok(Some(self.handle(Started::OnHost(handle))))
     }
+
+    /// Runs or starts a call whose memory was checked, but for where it is.
+    fn call_on_device(
+        &self,
+        py: Python<'_>,
+        call: &Call,
+        input: Option<Argument<'_, '_>>,
+        output: Option<Argument<'_, '_>>,
+        wait: bool,
+    ) -> PyResult<Option<Handle>> {
+        self.birth.check()?;
+        let ends = Ends { input: end(input, output)?, output: end(output, input)? };
+        let keep = [input, output].map(|memory| memory.map(|memory| memory.clone().unbind()));
+        let pending = device::start(py, &self.inner, call, &ends, Box::new(keep))?;
+        self.handle(Started::OnDevice(pending)).finish(py, wait)
+    }
+}
+
+/// Where memory on a device is; none where there is no memory. The call's other memory must be on a device too.
+fn end<'a>(
+    memory: Option<Argument<'a, '_>>,
+    other: Option<Argument<'_, '_>>,
+) -> PyResult<Option<(&'a device::Place, usize)>> {
+    let Some(memory) = memory.map(Bound::get) else { return Ok(None) };
+    if let Some(place) = memory.place() {
+        return Ok(Some((place, memory.address())));
+    }
+    let device = other.and_then(|other| other.get().place()).map_or(0, device::Place::ordinal);
+    Err(invalid(format_args!("an array in host memory and one on device {device} given, both in one place expected")))
 }
 
 fn reduction(op: ReduceOp, prescale: f64, postscale: f64) -> Reduction {
@@ -510,12 +544,12 @@ impl Communicator {
     ) -> PyResult<Option<Handle>> {
         self.birth.check()?;
         let (keep, memory) = (Box::new(memory.clone().unbind()), memory.get());
+        let pointer = memory.host_pointer()?.cast_const();
         // SAFETY: the memory is of that length, and is kept until the end.
         let handle = unsafe {
-            let pointer = memory.pointer().cast_const();
             self.inner.submit_send(memory.data_type(), pointer, memory.element_count(), (to, tag), Some(keep))?
         };
-        self.handle(handle).finish(py, wait)
+        self.handle(Started::OnHost(handle)).finish(py, wait)
     }
 
     /// Receives from another rank.
@@ -533,12 +567,12 @@ impl Communicator {
         if memory.element_count() > 0 && !memory.is_writable() {
             return Err(invalid("read-only memory given for the output"));
         }
+        let pointer = memory.host_pointer()?;
         // SAFETY: the memory is of that length, writable, and is kept until the end.
         let handle = unsafe {
-            let pointer = memory.pointer();
             self.inner.submit_recv(memory.data_type(), pointer, memory.element_count(), (source, tag), Some(keep))?
         };
-        self.handle(handle).finish(py, wait)
+        self.handle(Started::OnHost(handle)).finish(py, wait)
     }
 
     /// Gives every rank's numbers, as many from each, to every rank: the small exchange before a collective whose

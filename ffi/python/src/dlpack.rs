@@ -1,7 +1,7 @@
 //! Memory of objects that speak DLPack, the exchange format of array libraries.
 //!
 //! The layouts are those of DLPack 1.x. A capsule is held unconsumed: its own destructor gives the tensor back, so
-//! that nothing here has to call foreign deleters. What goes out is in `allocation`.
+//! that nothing here has to call foreign deleters. What goes out is in `dlpack_out`.
 
 use std::ffi::{CStr, c_void};
 
@@ -9,9 +9,10 @@ use phalanx::python::invalid;
 use phalanx::types::DataType;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyCapsule};
+use pyo3::types::{PyCapsule, PyDict};
 
 use crate::buffer::KNOWN;
+use crate::device::{self, Place};
 
 #[repr(C)]
 pub struct Device {
@@ -61,36 +62,55 @@ pub struct ManagedVersioned {
 }
 
 pub const CPU: i32 = 1;
+pub const CUDA: i32 = 2;
 const CUDA_PINNED_HOST: i32 = 3;
+const CUDA_MANAGED: i32 = 13;
 const READ_ONLY: u64 = 1;
 pub const VERSIONED: &CStr = c"dltensor_versioned";
 pub const UNVERSIONED: &CStr = c"dltensor";
 
-/// What a capsule says about its memory.
+/// What an object says about its memory.
 pub struct View {
     pub pointer: usize,
     pub shape: Vec<usize>,
     pub dtype: DataType,
     pub writable: bool,
-    pub capsule: Py<PyAny>,
+    /// What holds the memory.
+    pub owner: Py<PyAny>,
+    /// Of device memory.
+    pub place: Option<Place>,
 }
 
-/// Views an object that has `__dlpack__`; `None` when it has not.
+/// Views an object that has `__dlpack__`, or memory on a device; `None` when it has neither.
 pub fn view(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
-    let py = object.py();
     if !object.hasattr("__dlpack__")? {
-        return Ok(None);
+        return device::view_by_interface(object);
     }
-    let (kind, _): (i32, i64) = object.call_method0("__dlpack_device__")?.extract()?;
-    if kind != CPU && kind != CUDA_PINNED_HOST {
-        return Err(PyTypeError::new_err(format!(
-            "memory of DLPack device type {kind} given, host memory expected; copy it to the host first"
-        )));
+    let (kind, id): (i32, i64) = object.call_method0("__dlpack_device__")?.extract()?;
+    match kind {
+        CPU | CUDA_PINNED_HOST => take(object, None).map(Some),
+        CUDA | CUDA_MANAGED => device::view(object, id).map(Some),
+        _ => Err(PyTypeError::new_err(format!(
+            "memory of DLPack device type {kind} given, that of the host or of a CUDA device expected; copy it to the host \
+             first"
+        ))),
     }
+}
+
+/// Asks an object for its tensor, which is ready on a stream where one is given.
+pub fn take(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
+    let py = object.py();
     // The versioned form says whether memory may be written. Objects that know only the older one refuse the keyword.
-    let keywords = [("max_version", (1u32, 0u32))].into_py_dict(py)?;
-    let capsule = match object.call_method("__dlpack__", (), Some(&keywords)) {
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__")?,
+    let keywords = PyDict::new(py);
+    if let Some(stream) = stream {
+        keywords.set_item("stream", stream)?;
+    }
+    let versioned = keywords.copy()?;
+    versioned.set_item("max_version", (1u32, 0u32))?;
+    let capsule = match object.call_method("__dlpack__", (), Some(&versioned)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            object.call_method("__dlpack__", (), Some(&keywords))?
+        }
         other => other?,
     };
     let capsule = capsule.cast_into::<PyCapsule>()?;
@@ -103,12 +123,12 @@ pub fn view(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
         }
         // SAFETY: as above, and the version's layout is this one. The capsule lives as long as the reference.
         let managed = unsafe { managed.as_ref() };
-        return read(&managed.tensor, managed.flags & READ_ONLY == 0, &capsule).map(Some);
+        return read(&managed.tensor, managed.flags & READ_ONLY == 0, &capsule);
     }
     let managed = capsule.pointer_checked(Some(UNVERSIONED))?.cast::<Managed>();
     // SAFETY: a capsule of this name holds this struct. The capsule lives as long as the reference.
     let managed = unsafe { managed.as_ref() };
-    read(&managed.tensor, true, &capsule).map(Some)
+    read(&managed.tensor, true, &capsule)
 }
 
 fn read(tensor: &Tensor, writable: bool, capsule: &Bound<'_, PyCapsule>) -> PyResult<View> {
@@ -131,7 +151,8 @@ fn read(tensor: &Tensor, writable: bool, capsule: &Bound<'_, PyCapsule>) -> PyRe
         shape,
         dtype: element_type(&tensor.element)?,
         writable,
-        capsule: capsule.clone().into_any().unbind(),
+        owner: capsule.clone().into_any().unbind(),
+        place: None,
     })
 }
 

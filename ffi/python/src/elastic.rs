@@ -139,8 +139,9 @@ impl PythonState<'_> {
         let saved = Python::try_attach(|py| {
             let saved = save.call0(py)?;
             let memory = Memory::of(saved.bind(py))?;
+            let pointer = memory.host_pointer()?;
             // SAFETY: `saved` holds that many bytes in place, and is held here.
-            let bytes = unsafe { std::slice::from_raw_parts(memory.pointer().cast_const(), memory.bytes()) };
+            let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), memory.bytes()) };
             Ok(if memory.bytes() == 0 { Vec::new() } else { bytes.to_vec() })
         });
         saved.unwrap_or_else(|| Ok(Vec::new())).map_err(|error| self.raised.keep(error))
@@ -328,8 +329,8 @@ impl Step {
             kept.push(input.clone().unbind());
         }
         let call = Call::allreduce(dtype, count, Reduction::new(op).prescale(prescale).postscale(postscale));
-        let (from, to, bytes) =
-            (input.map(|input| input.get().pointer() as usize), memory.pointer() as usize, memory.bytes());
+        let from = input.map(|input| input.get().host_pointer()).transpose()?.map(|from| from as usize);
+        let (to, bytes) = (memory.host_pointer()? as usize, memory.bytes());
         let elastic = self.elastic.get();
         elastic.wait(py, |inner| {
             let mut open = self.open();

@@ -4,38 +4,63 @@ use std::time::{Duration, Instant};
 
 use phalanx::comm;
 use phalanx::python::seconds;
-use phalanx::types::Generation;
+use phalanx::types::{self, Generation};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
 use crate::communicator::Life;
+use crate::device;
 use crate::process::Birth;
 
 /// How long a thread waits before it looks whether Python has a signal to handle. Short enough for Ctrl-C to feel
 /// prompt, long enough to cost nothing.
 pub const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
 
+/// What is waited for.
+pub enum Started {
+    OnHost(comm::Handle),
+    OnDevice(device::Pending),
+}
+
+impl Started {
+    fn wait_for(&self, limit: Duration) -> Option<types::Result<()>> {
+        match self {
+            Self::OnHost(handle) => handle.wait_for(limit),
+            Self::OnDevice(pending) => pending.wait_for(limit),
+        }
+    }
+
+    fn poll(&self) -> Option<types::Result<()>> {
+        match self {
+            Self::OnHost(handle) => handle.poll(),
+            Self::OnDevice(pending) => pending.poll(),
+        }
+    }
+}
+
 /// A pending operation. Dropping it is safe: the operation goes on, and its memory is kept until it ends.
 #[pyclass(frozen, module = "phalanx._native")]
 pub struct Handle {
-    inner: comm::Handle,
+    inner: Started,
     birth: Birth,
     life: Life,
     generation: Generation,
 }
 
 impl Handle {
-    pub fn new(inner: comm::Handle, birth: Birth, life: Life, generation: Generation) -> Self {
+    pub fn new(inner: Started, birth: Birth, life: Life, generation: Generation) -> Self {
         Self { inner, birth, life, generation }
     }
 
-    /// With `wait`, waits for the end, and gives the operation up on every rank when a signal's handler raises.
+    /// With `wait`, waits for the end, and gives the operation up on every rank when a signal's handler raises. One on
+    /// device memory goes on, and keeps its memory until it ends.
     pub fn finish(self, py: Python<'_>, wait: bool) -> PyResult<Option<Self>> {
         if !wait {
             return Ok(Some(self));
         }
+        let Started::OnHost(handle) = &self.inner else { return self.wait(py, None).map(|()| None) };
         let mut signals = Signals::default();
-        let outcome = py.detach(|| self.inner.wait_while(SIGNAL_PERIOD, &mut || signals.are_quiet()));
+        let outcome = py.detach(|| handle.wait_while(SIGNAL_PERIOD, &mut || signals.are_quiet()));
         signals.outcome(py, self.life.judge(self.generation, outcome)).map(|()| None)
     }
 }
@@ -55,7 +80,7 @@ impl Signals {
     }
 
     /// What a handler raised goes before how the operation ended.
-    pub fn outcome<T>(self, py: Python<'_>, outcome: phalanx::types::Result<T>) -> PyResult<T> {
+    pub fn outcome<T>(self, py: Python<'_>, outcome: types::Result<T>) -> PyResult<T> {
         match self.raised {
             Some(error) => Err(error),
             None => told(py, outcome),
@@ -65,7 +90,7 @@ impl Signals {
 
 /// The outcome of an operation. Ctrl-C reaches all ranks, and the first to go makes the others' operations fail:
 /// handlers of signals that came before that run first, so that it is Ctrl-C everywhere.
-fn told<T>(py: Python<'_>, outcome: phalanx::types::Result<T>) -> PyResult<T> {
+fn told<T>(py: Python<'_>, outcome: types::Result<T>) -> PyResult<T> {
     if outcome.is_err() {
         py.check_signals()?;
     }
@@ -79,7 +104,7 @@ impl Handle {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.birth.check()?;
-        if let Some(outcome) = self.inner.poll() {
+        if let Some(outcome) = py.detach(|| self.inner.poll()) {
             return told(py, self.life.judge(self.generation, outcome));
         }
         let limit = timeout.map(seconds).transpose()?;
@@ -101,8 +126,8 @@ impl Handle {
     }
 
     /// Whether the operation has ended, well or not; `wait` tells which.
-    fn poll(&self) -> PyResult<bool> {
+    fn poll(&self, py: Python<'_>) -> PyResult<bool> {
         self.birth.check()?;
-        Ok(self.inner.poll().is_some())
+        Ok(py.detach(|| self.inner.poll()).is_some())
     }
 }

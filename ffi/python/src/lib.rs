@@ -6,8 +6,15 @@
 
 mod allocation;
 mod buffer;
+mod capabilities;
 mod communicator;
+#[cfg(feature = "cuda")]
+mod cuda_interface;
+#[cfg_attr(not(feature = "cuda"), path = "without_device.rs")]
+mod device;
+mod device_array;
 mod dlpack;
+mod dlpack_out;
 mod elastic;
 mod handle;
 mod memory;
@@ -94,9 +101,13 @@ mod _native {
     #[pymodule_export]
     use super::allocation::Buffer;
     #[pymodule_export]
+    use super::capabilities::{cuda_devices, features, has_rdma, is_over_mpi, nccl_version};
+    #[pymodule_export]
     use super::communicator::Communicator;
     #[pymodule_export]
     use super::connect;
+    #[pymodule_export]
+    use super::device_array::DeviceArray;
     #[pymodule_export]
     use super::elastic::{Elastic, Step};
     #[pymodule_export]

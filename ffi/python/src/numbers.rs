@@ -43,3 +43,18 @@ pub fn tag(object: &Bound<'_, PyAny>) -> PyResult<u32> {
 pub fn colour(object: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     if object.is_none() { Ok(None) } else { from_zero("colour", "at least 0", object).map(Some) }
 }
+
+/// Lengths of dimensions.
+pub fn counts(object: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    object.try_iter()?.map(|object| count(&object?)).collect()
+}
+
+/// The number of a device, or none.
+pub fn device(object: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    if object.is_none() { Ok(None) } else { from_zero("device", "at least 0", object).map(Some) }
+}
+
+/// The number of a stream, or none.
+pub fn stream(object: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    if object.is_none() { Ok(None) } else { from_zero("stream", "at least 0", object).map(Some) }
+}

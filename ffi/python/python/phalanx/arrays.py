@@ -1,4 +1,8 @@
-"""New arrays of the kind that was given, whatever kind that is. NumPy and PyTorch are used, never imported for it."""
+"""New arrays of the kind that was given, whatever kind that is. NumPy and PyTorch are used, never imported for it.
+
+On a device, new arrays are PyTorch's for PyTorch's, and a `DeviceArray` for all others, which their libraries take over
+as it is.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from phalanx._native import Memory
+from phalanx._native import DeviceArray, Memory
 from phalanx.buffers import Buffer
 from phalanx.errors import InvalidArgumentError
 
@@ -17,8 +21,10 @@ __all__ = ["copy_of", "new_like"]
 T = TypeVar("T")
 
 
-def _library(given: object) -> str:
-    return type(given).__module__.partition(".")[0]
+def _is_tensor(given: object) -> bool:
+    """Whether it is PyTorch's, of whatever class."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(given, torch.Tensor)
 
 
 def new_like(given: T, memory: Memory, shape: Sequence[int]) -> T:
@@ -26,8 +32,10 @@ def new_like(given: T, memory: Memory, shape: Sequence[int]) -> T:
     made: Any
     kind: Any = given
     count = math.prod(shape)
-    if _library(given) == "torch":
+    if _is_tensor(given):
         made = kind.new_empty(tuple(shape))
+    elif memory.device is not None:
+        made = DeviceArray(memory.device, shape, memory.dtype)
     elif isinstance(given, Buffer):
         raise InvalidArgumentError("no other buffer is made for a result; give its memory as out=, or work in place")
     elif hasattr(given, "__array_interface__"):

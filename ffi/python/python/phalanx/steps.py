@@ -205,7 +205,12 @@ class ElasticCommunicator(Communicator):
     ) -> Waitable | None:
         if wait:
             self.settle_open()
-        waitable = self._opened().reduce(input, output, op, prescale, postscale)
+        if output.device is None:
+            waitable = self._opened().reduce(input, output, op, prescale, postscale)
+        else:
+            # Made when the step ends, and again in each view; so what goes in must not be where the result comes.
+            source = output.copied() if input is None else input
+            waitable = self._opened().add(lambda view: view.native.allreduce(source, output, op, prescale, postscale))
         if wait:
             waitable.wait()
         return waitable

@@ -7,7 +7,8 @@
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-Tensors are in host memory, and are never copied on the way.
+Tensors are in host memory, and are never copied on the way, or on a CUDA device: then a call comes after what is on the
+current stream, and what is put on that stream after `synchronize` sees the results.
 """
 
 from __future__ import annotations
@@ -20,6 +21,23 @@ if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
 from typing import NoReturn
 
 from phalanx import cross_rank, cross_size, local_rank, local_size, rank, size, split, subgroup
+from phalanx.capabilities import (
+    ccl_built,
+    cuda_available,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_available,
+    nccl_built,
+    rdma_available,
+    rdma_built,
+    rocm_built,
+)
 from phalanx.communicator import Communicator
 from phalanx.elastic.errors import HorovodInternalError, HostsUpdatedInterrupt
 from phalanx.objects import allgather_object, broadcast_object
@@ -37,19 +55,6 @@ from phalanx.ops import (
     Sum,
 )
 from phalanx.torch import elastic
-from phalanx.torch.capabilities import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
 from phalanx.torch.collectives import (
     Handle,
     allgather,
@@ -126,6 +131,7 @@ __all__ = [
     "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_available",
     "cuda_built",
     "ddl_built",
     "elastic",
@@ -147,9 +153,12 @@ __all__ = [
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
+    "nccl_available",
     "nccl_built",
     "poll",
     "rank",
+    "rdma_available",
+    "rdma_built",
     "reducescatter",
     "reducescatter_async",
     "rocm_built",

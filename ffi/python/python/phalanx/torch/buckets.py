@@ -2,7 +2,7 @@
 
 Ranks match operations by their order, but gradients become ready in an order that may differ from rank to rank. So the
 buckets have an order that does not: parameters from the last to the first, as a backward pass tends to reach them, and
-a bucket is launched only after all before it. A bucket holds gradients of one type.
+a bucket is launched only after all before it. A bucket holds gradients of one type and one device.
 
 A large gradient is a bucket of its own and travels from where it lies, which is where the backward pass has just made
 it; the result takes its place. Small ones lie in one piece of memory: one that is ready is copied there, and
@@ -11,7 +11,8 @@ a view is still there for the next backward pass (`zero_grad(set_to_none=False)`
 are summed up in place and nothing is copied at all.
 
 That memory can be read by the other ranks of the host (`alloc`). What the backward pass makes cannot, so that parts of
-it are copied on the way, through the cache; copying all of it to such memory first takes longer.
+it are copied on the way, through the cache; copying all of it to such memory first takes longer. On a CUDA device the
+memory is the device's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from phalanx.errors import InvalidArgumentError
 from phalanx.ops import ReduceOp
 from phalanx.steps import ElasticCommunicator, Pending, StepOutcome
 from phalanx.torch.compression import FP16Compressor
-from phalanx.torch.tensors import CODES, alloc, memory_of
+from phalanx.torch.tensors import CODES, alloc, follow, memory_of, stream_of
 
 __all__ = ["Bucket", "Parameter", "Reduction", "pack"]
 
@@ -38,9 +39,10 @@ class Parameter:
     __slots__ = ("bucket", "delay", "name", "ready", "tensor", "view")
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
-        if not tensor.is_cpu or tensor.dtype not in CODES:
+        if not (tensor.is_cpu or tensor.is_cuda) or tensor.dtype not in CODES:
             raise InvalidArgumentError(
-                f"parameter {name} is of {tensor.dtype} on {tensor.device}; a supported type in host memory expected"
+                f"parameter {name} is of {tensor.dtype} on {tensor.device}; "
+                "a supported type in host memory or on a CUDA device expected"
             )
         self.name = name
         self.tensor = tensor
@@ -78,6 +80,8 @@ class Bucket:
         "_received",
         "_sent",
         "_spare",
+        "_stream",
+        "_streams",
         "outcome",
         "parameters",
         "waiting",
@@ -97,6 +101,9 @@ class Bucket:
         # Where the gradients of this training step lie, if that is not the bucket's own memory.
         self._held: torch.Tensor | None = None
         self._context: Any = None
+        # On a device: the streams on which gradients were taken in, and the one on which they were launched.
+        self._streams: list[torch.cuda.Stream] = []
+        self._stream: torch.cuda.Stream | None = None
         # How the step ended that reduced the bucket, in an elastic job.
         self.outcome: StepOutcome | None = None
         for parameter in self.parameters:
@@ -106,9 +113,16 @@ class Bucket:
         """The bucket's own memory."""
         if self._flat is None:
             count = sum(parameter.tensor.numel() for parameter in self.parameters)
-            self._show(alloc(count, dtype=self.parameters[0].tensor.dtype, process_set=self._communicator))
+            self._show(self._room([count], self.parameters[0].tensor.dtype))
         assert self._flat is not None
         return self._flat
+
+    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory to travel from, where the parameters are."""
+        parameter = self.parameters[0].tensor
+        if parameter.is_cuda:
+            return parameter.detach().new_zeros(list(shape), dtype=dtype)
+        return alloc(shape, dtype=dtype, process_set=self._communicator)
 
     def _show(self, flat: torch.Tensor) -> None:
         """Has the gradients lie in a piece of memory."""
@@ -129,6 +143,9 @@ class Bucket:
         """Takes a gradient in. Without one, zeros take its place, so that ranks that used the parameter can go on. One
         that is alone may stay where it is."""
         gradient = parameter.tensor.grad
+        stream = stream_of(parameter.tensor)
+        if stream is not None and stream not in self._streams:
+            self._streams.append(stream)
         if may_stay and gradient is not None and self._can_travel(parameter, gradient):
             self._held = gradient.view(-1)
             return
@@ -162,6 +179,9 @@ class Bucket:
         """Starts the reduction of all gradients of the bucket."""
         if self._held is None:
             self._held = self._own()
+        for stream in self._streams:
+            follow(stream)
+        self._stream = stream_of(self._held)
         self._sent, self._context = self._compressed(self._held, reduction)
         memory = memory_of("the bucket", self._sent)
         source: Memory | None = None
@@ -184,7 +204,7 @@ class Bucket:
             return held, held.dtype
         # As the compressor does it, to memory that other ranks read.
         if self._half is None:
-            self._half = alloc(held.numel(), dtype=torch.float16, process_set=self._communicator)
+            self._half = self._room([held.numel()], torch.float16)
         return self._half.copy_(held), held.dtype
 
     def _place_beside(self, sent: torch.Tensor) -> torch.Tensor:
@@ -193,7 +213,7 @@ class Bucket:
             return self._own()
         spare = self._spare
         if spare is None or spare.dtype != sent.dtype or spare.shape != sent.shape:
-            spare = alloc(*sent.shape, dtype=sent.dtype, process_set=self._communicator)
+            spare = self._room(sent.shape, sent.dtype)
             self._spare = spare
         return spare
 
@@ -202,6 +222,7 @@ class Bucket:
         handle, held, received = self._handle, self._held, self._received
         assert handle is not None and held is not None and received is not None
         handle.wait()
+        follow(self._stream)
         self.outcome = handle.outcome if isinstance(handle, Pending) else None
         halves = received.dtype == torch.float16 and reduction.compression is FP16Compressor
         result = received if halves else reduction.compression.decompress(received, self._context)
@@ -228,27 +249,29 @@ class Bucket:
 
     def forget(self) -> None:
         """Makes the bucket ready for the next training step. What is still in flight goes on without its result."""
-        self._handle = self._sent = self._received = self._held = self._context = None
+        self._handle = self._sent = self._received = self._held = self._context = self._stream = None
+        self._streams.clear()
         self.waiting = len(self.parameters)
         for parameter in self.parameters:
             parameter.ready = False
 
 
 def pack(parameters: Sequence[Parameter], bucket_bytes: int, alone_bytes: int) -> list[list[Parameter]]:
-    """Divides parameters into buckets of one type, each of at most `bucket_bytes` or of one parameter. One of
-    `alone_bytes` is alone. The buckets are in the order in which a backward pass fills them."""
+    """Divides parameters into buckets of one type and one device, each of at most `bucket_bytes` or of one parameter.
+    One of `alone_bytes` is alone. The buckets are in the order in which a backward pass fills them."""
     closed: list[tuple[int, list[Parameter]]] = []
-    filling: dict[torch.dtype, tuple[int, int, list[Parameter]]] = {}
+    filling: dict[tuple[torch.dtype, torch.device], tuple[int, int, list[Parameter]]] = {}
     for number, parameter in enumerate(reversed(parameters)):
         tensor = parameter.tensor
         size = tensor.numel() * tensor.element_size()
         if size >= min(alone_bytes, bucket_bytes):
             closed.append((number, [parameter]))
             continue
-        filled, last, bucket = filling.get(tensor.dtype, (0, 0, []))
+        kind = (tensor.dtype, tensor.device)
+        filled, last, bucket = filling.get(kind, (0, 0, []))
         if bucket and filled + size > bucket_bytes:
             closed.append((last, bucket))
             filled, bucket = 0, []
-        filling[tensor.dtype] = (filled + size, number, [*bucket, parameter])
+        filling[kind] = (filled + size, number, [*bucket, parameter])
     closed += [(last, bucket) for _, last, bucket in filling.values()]
     return [bucket for _, bucket in sorted(closed, key=lambda pair: pair[0])]

@@ -20,7 +20,7 @@ from phalanx.errors import InvalidArgumentError
 from phalanx.ops import Average, ReduceOp, Sum
 from phalanx.rows import divide, exchange_rows, exchange_splits
 from phalanx.torch.compression import Compression, Compressor
-from phalanx.torch.tensors import CODES, communicator_of, detached, memory_of, op_of, refuse
+from phalanx.torch.tensors import CODES, communicator_of, detached, followed, memory_of, op_of, refuse
 from phalanx.world import world
 
 __all__ = [
@@ -124,7 +124,7 @@ def allreduce_async_(
     memory = memory_of("allreduce", tensor)
     communicator = communicator_of(process_set)
     handle = communicator.reduce_memory(None, memory, op_of(average, op), prescale_factor, postscale_factor, False)
-    return _handle(tensor, handle)
+    return _handle(tensor, followed(handle, tensor))
 
 
 def allreduce_async(
@@ -143,7 +143,7 @@ def allreduce_async(
     reduction = op_of(average, op)
     target = memory_of("allreduce", output)
     handle = communicator.reduce_memory(memory, target, reduction, prescale_factor, postscale_factor, False)
-    return _handle(output, handle)
+    return _handle(output, followed(handle, output))
 
 
 def allreduce_(
@@ -156,7 +156,7 @@ def allreduce_(
     process_set: Communicator | None = None,
 ) -> torch.Tensor:
     """Replaces the tensor's elements by their reduction over all ranks. Returns the tensor."""
-    if prescale_factor != 1.0 or postscale_factor != 1.0:
+    if prescale_factor != 1.0 or postscale_factor != 1.0 or (isinstance(tensor, torch.Tensor) and tensor.is_cuda):
         handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
         handle.wait()
         return tensor
@@ -246,7 +246,7 @@ def _start_allgather(
     row = math.prod(shape[1:])
     counts = [count * row for count in rows]
     handle = native.allgather(memory, memory_of("allgather", output), counts, wait=wait)
-    return (output, sum(rows[: view.rank]), rows[view.rank]), handle
+    return (output, sum(rows[: view.rank]), rows[view.rank]), followed(handle, output)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Communicator | None = None) -> Handle:
@@ -287,7 +287,7 @@ def _start_broadcast(
     view: Communicator, tensor: torch.Tensor, root_rank: int, wait: bool
 ) -> tuple[torch.Tensor, Waitable | None]:
     memory = memory_of("broadcast", tensor)
-    return tensor, view.native.broadcast(memory, view.rank_here(root_rank), wait=wait)
+    return tensor, followed(view.native.broadcast(memory, view.rank_here(root_rank), wait=wait), tensor)
 
 
 def broadcast_async_(
@@ -377,7 +377,7 @@ def _start_alltoall(
         [rows * row for rows in received],
         wait=wait,
     )
-    return (output, torch.tensor(received, dtype=torch.int32)), handle
+    return (output, torch.tensor(received, dtype=torch.int32)), followed(handle, output)
 
 
 def _alltoall(
@@ -456,7 +456,7 @@ def _start_reducescatter(
     counts = [count * row for count in rows]
     target = memory_of("reducescatter", output)
     handle = view.native.reduce_scatter(memory, target, op, counts, prescale, postscale, wait=wait)
-    return (output, view.size), handle
+    return (output, view.size), followed(handle, output)
 
 
 def reducescatter_async(

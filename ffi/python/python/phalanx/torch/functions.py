@@ -18,7 +18,7 @@ Parameters = Mapping[str, Any] | Iterable[torch.Tensor] | Iterable[tuple[str, to
 
 
 def _broadcast_in_place(tensors: Iterable[torch.Tensor], root_rank: int, process_set: Communicator | None) -> None:
-    """Broadcasts tensors of any layout in host memory, the dense and contiguous ones without a copy."""
+    """Broadcasts tensors of any layout, the dense and contiguous ones without a copy."""
     sources = [tensor.detach() for tensor in tensors]
     pairs = [(source, source.contiguous()) for source in sources]
 
@@ -62,6 +62,7 @@ class _Tensor:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tuple(tensor.shape)
         self.dtype = tensor.dtype
+        self.device = tensor.device.type
 
 
 def _take_tensors(state: Any, taken: list[torch.Tensor]) -> Any:
@@ -76,15 +77,15 @@ def _take_tensors(state: Any, taken: list[torch.Tensor]) -> Any:
     return state
 
 
-def _make_tensors(state: Any, made: list[torch.Tensor]) -> Any:
+def _make_tensors(state: Any, made: list[torch.Tensor], devices: Mapping[str, torch.device]) -> Any:
     """A copy of a nested state with new tensors for its stand-ins, which are added to `made` in the same order."""
     if isinstance(state, _Tensor):
-        made.append(torch.empty(state.shape, dtype=state.dtype))
+        made.append(torch.empty(state.shape, dtype=state.dtype, device=devices.get(state.device, state.device)))
         return made[-1]
     if isinstance(state, dict):
-        return {key: _make_tensors(value, made) for key, value in state.items()}
+        return {key: _make_tensors(value, made, devices) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_make_tensors(value, made) for value in state)
+        return type(state)(_make_tensors(value, made, devices) for value in state)
     return state
 
 
@@ -100,13 +101,16 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("the state of torch.optim.LBFGS cannot be broadcast")
+    # The state travels to the kind of device that it comes from, here to that of this rank's parameters.
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    devices = {parameter.device.type: parameter.device for parameter in reversed(parameters)}
 
     def broadcast(view: Communicator, wait: bool) -> tuple[Any, None]:
         is_root = view.rank == view.rank_here(root_rank)
         tensors: list[torch.Tensor] = []
         skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
         skeleton = broadcast_object(skeleton, root_rank, process_set=view)
-        state = None if is_root else _make_tensors(skeleton, tensors)
+        state = None if is_root else _make_tensors(skeleton, tensors, devices)
         _broadcast_in_place(tensors, root_rank, view)
         return state, None
 

@@ -311,7 +311,8 @@ def _check_alike(communicator: Communicator, parameters: Sequence[Parameter]) ->
     """Raises on every rank unless all have the same parameters in the same order."""
     digest = hashlib.sha256()
     for parameter in parameters:
-        digest.update(f"{parameter.name}:{tuple(parameter.tensor.shape)}:{parameter.tensor.dtype};".encode())
+        tensor = parameter.tensor
+        digest.update(f"{parameter.name}:{tuple(tensor.shape)}:{tensor.dtype}:{tensor.device.type};".encode())
     elements = sum(parameter.tensor.numel() for parameter in parameters)
     mine = [int.from_bytes(digest.digest()[:7], "little"), len(parameters), elements]
     numbers = communicator.native.exchange(mine)
@@ -320,7 +321,7 @@ def _check_alike(communicator: Communicator, parameters: Sequence[Parameter]) ->
         if theirs != mine:
             raise MismatchError(
                 f"DistributedOptimizer: rank {communicator.rank} has {mine[1]} parameters of {mine[2]} elements, "
-                f"rank {rank} has {theirs[1]} of {theirs[2]}, or other names, shapes or types; "
+                f"rank {rank} has {theirs[1]} of {theirs[2]}, or other names, shapes, types or kinds of device; "
                 "every rank needs the same model"
             )
 

@@ -10,12 +10,23 @@ from torch.utils.dlpack import from_dlpack
 
 from phalanx._native import Memory
 from phalanx.buffers import Buffer
-from phalanx.communicator import Communicator
+from phalanx.communicator import Communicator, Waitable
 from phalanx.errors import InvalidArgumentError
 from phalanx.ops import Average, ReduceOp, Sum
 from phalanx.world import world
 
-__all__ = ["CODES", "alloc", "communicator_of", "detached", "memory_of", "op_of", "refuse"]
+__all__ = [
+    "CODES",
+    "alloc",
+    "communicator_of",
+    "detached",
+    "follow",
+    "followed",
+    "memory_of",
+    "op_of",
+    "refuse",
+    "stream_of",
+]
 
 CODES: dict[torch.dtype, int] = {
     torch.float16: 0,
@@ -41,8 +52,10 @@ def refuse(what: str, tensor: object) -> InvalidArgumentError:
         return InvalidArgumentError(f"{what}: a {type(tensor).__qualname__} given, a tensor expected")
     if tensor.layout is not torch.strided:
         return InvalidArgumentError(f"{what}: a tensor of layout {tensor.layout} given, a dense one expected")
-    if not tensor.is_cpu:
-        return InvalidArgumentError(f"{what}: a tensor on {tensor.device} given, one in host memory expected")
+    if not tensor.is_cpu and not tensor.is_cuda:
+        return InvalidArgumentError(
+            f"{what}: a tensor on {tensor.device} given, one in host memory or on a CUDA device expected"
+        )
     if tensor.dtype not in CODES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
         return InvalidArgumentError(f"{what}: tensors of {tensor.dtype} are not supported; one of {known} expected")
@@ -50,11 +63,55 @@ def refuse(what: str, tensor: object) -> InvalidArgumentError:
 
 
 def memory_of(what: str, tensor: torch.Tensor) -> Memory:
-    """A tensor's memory. Nothing is copied."""
+    """A tensor's memory. Nothing is copied. On a CUDA device it is used on the current stream."""
     code = CODES.get(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
-    if code is None or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+    if code is None or tensor.layout is not torch.strided or not tensor.is_contiguous():
         raise refuse(what, tensor)
-    return Memory(tensor.data_ptr(), tensor.numel(), code, tensor)
+    if tensor.is_cpu:
+        return Memory(tensor.data_ptr(), tensor.numel(), code, tensor)
+    if not tensor.is_cuda:
+        raise refuse(what, tensor)
+    stream = torch.cuda.current_stream(tensor.device)
+    return Memory(
+        tensor.data_ptr(), tensor.numel(), code, tensor, device=tensor.device.index, stream=stream.cuda_stream
+    )
+
+
+def stream_of(tensor: torch.Tensor) -> torch.cuda.Stream | None:
+    """The current stream of a tensor's device; none of a tensor in host memory."""
+    return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+
+
+def follow(stream: torch.cuda.Stream | None) -> None:
+    """Has what comes next on the current stream come after what is on another one."""
+    if stream is not None:
+        current = torch.cuda.current_stream(stream.device)
+        if current != stream:
+            current.wait_stream(stream)
+
+
+class Followed:
+    """An operation that was started on one stream, and whose results may be wanted on another."""
+
+    __slots__ = ("_stream", "_waitable")
+
+    def __init__(self, waitable: Waitable, stream: torch.cuda.Stream) -> None:
+        self._waitable = waitable
+        self._stream = stream
+
+    def wait(self, timeout: float | None = None) -> Any:
+        value = self._waitable.wait(timeout)
+        follow(self._stream)
+        return value
+
+    def poll(self) -> bool:
+        return self._waitable.poll()
+
+
+def followed(waitable: Waitable | None, tensor: torch.Tensor) -> Waitable | None:
+    """What is to be waited for, so that the stream that is current then sees the results in a tensor."""
+    stream = stream_of(tensor)
+    return waitable if waitable is None or stream is None else Followed(waitable, stream)
 
 
 def alloc(
