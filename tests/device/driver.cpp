@@ -5,6 +5,7 @@
 // PHALANX_TEST_DEVICES=N              so many devices; 2 if not set.
 // phx_stand_in_live()                 how many allocations, streams, events, modules and contexts there are.
 // phx_stand_in_calls(FUNCTION)        how often FUNCTION was called.
+// phx_stand_in_faults()               how often memory was freed that was not there.
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -73,7 +74,7 @@ struct Memory { size_t bytes; int device, file; }; // device -1: pinned host mem
 static std::mutex global;
 static std::map<uintptr_t, Memory> memory;
 static std::map<std::string, long> calls;
-static std::atomic<long> live{0};
+static std::atomic<long> live{0}, faults{0};
 static int contexts[16];
 static thread_local std::deque<intptr_t> current;
 
@@ -127,6 +128,7 @@ static Stream *stream_of(void *handle) {
 }
 
 extern "C" long phx_stand_in_live() { return live; }
+extern "C" long phx_stand_in_faults() { return faults; }
 extern "C" long phx_stand_in_calls(const char *function) {
     std::lock_guard<std::mutex> hold(global);
     return calls[function];
@@ -171,7 +173,7 @@ static void add(uintptr_t start, size_t bytes, int device, int file = -1) {
 }
 static Code take(uintptr_t start) {
     std::lock_guard<std::mutex> hold(global);
-    if (!memory.erase(start)) return INVALID_VALUE;
+    if (!memory.erase(start)) return faults++, INVALID_VALUE;
     live--;
     return OK;
 }

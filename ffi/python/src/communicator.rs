@@ -181,7 +181,7 @@ impl Communicator {
         if let (Some(input), Some(output)) = (input, output) {
             check_apart(input.get(), output.get())?;
         }
-        if input.or(output).is_some_and(|memory| memory.get().place().is_some()) {
+        if [input, output].into_iter().flatten().any(|memory| memory.get().place().is_some()) {
             return self.call_on_device(py, &call, input, output, wait);
         }
         let from = input.map(|input| input.get().host_pointer()).transpose()?;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use phalanx::DeviceHandle;
 use phalanx::comm::{self, Call};
-use phalanx::device::{Device, DeviceBuffer, Driver, Stream};
+use phalanx::device::{Device, DeviceBuffer, Driver, Event, Stream};
 use phalanx::python::invalid;
 use phalanx::types::{self, Deadline, Error};
 use pyo3::exceptions::PyBufferError;
@@ -88,6 +88,13 @@ impl Place {
 
     fn stream(&self) -> &Stream {
         self.stream.as_deref().unwrap_or(&self.opened.home)
+    }
+
+    /// A mark behind what is on the stream now.
+    fn mark(&self) -> types::Result<Event> {
+        let mark = Event::new(&self.opened.device)?;
+        mark.record(self.stream())?;
+        Ok(mark)
     }
 
     /// The number of the device.
@@ -174,33 +181,51 @@ impl Drop for Room {
 pub struct Pending {
     handle: DeviceHandle,
     places: Vec<Place>,
-    /// When the network was done.
-    ended: OnceLock<Instant>,
+    /// When the network was done, and what marks the ends of the copies that are to be awaited.
+    marks: OnceLock<(Instant, Vec<Event>)>,
+    outcome: OnceLock<types::Result<()>>,
 }
 
 impl Pending {
     /// Waits at most so long, and makes the streams of the call's memory wait for its results. `None`: still pending.
     pub fn wait_for(&self, limit: Duration) -> Option<types::Result<()>> {
-        let deadline = Deadline::after(Instant::now(), limit);
+        if let Some(outcome) = self.outcome.get() {
+            return Some(outcome.clone());
+        }
+        let outcome = match self.settle(Deadline::after(Instant::now(), limit)) {
+            Ok(false) => return None,
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
+        };
+        Some(self.outcome.get_or_init(|| outcome).clone())
+    }
+
+    /// Whether it has ended by the deadline.
+    fn settle(&self, deadline: Deadline) -> types::Result<bool> {
         for place in &self.places {
-            let outcome = self.handle.wait_for(deadline.remaining(Instant::now()), place.stream())?;
-            if outcome.is_err() {
-                return Some(outcome);
-            }
+            let Some(outcome) = self.handle.wait_for(deadline.remaining(Instant::now()), place.stream()) else {
+                return Ok(false);
+            };
+            outcome?;
         }
-        let ended = self.ended.get_or_init(Instant::now);
-        for place in self.places.iter().filter(|place| place.is_awaited) {
-            match place.stream().synchronize(deadline) {
-                Ok(true) => {}
-                Ok(false) if ended.elapsed() < COPY_LIMIT => return None,
-                Ok(false) => {
-                    let what = format_args!("device {} did not come to the end of a call's copies", place.ordinal());
-                    return Some(Err(Error::environment(what, "look at what else the device is doing")));
+        let (since, marks) = match self.marks.get() {
+            Some(marks) => marks,
+            None => {
+                let awaited = self.places.iter().filter(|place| place.is_awaited);
+                let marks = awaited.map(Place::mark).collect::<types::Result<Vec<_>>>()?;
+                self.marks.get_or_init(|| (Instant::now(), marks))
+            }
+        };
+        for mark in marks {
+            if !mark.wait(deadline)? {
+                if since.elapsed() < COPY_LIMIT {
+                    return Ok(false);
                 }
-                Err(error) => return Some(Err(error)),
+                let what = "a device did not come to the end of a call's copies";
+                return Err(Error::environment(what, "look at what else the device is doing"));
             }
         }
-        Some(Ok(()))
+        Ok(true)
     }
 
     /// The outcome, if there is one. Does not wait.
@@ -243,7 +268,7 @@ pub fn start(
         // SAFETY: the lengths were checked, and what is kept holds the memory until nothing touches it any more.
         unsafe { communicator.submit_device(call, from, to, stream, Some(keep)) }
     })?;
-    Ok(Pending { handle, places, ended: OnceLock::new() })
+    Ok(Pending { handle, places, marks: OnceLock::new(), outcome: OnceLock::new() })
 }
 
 /// Views an object with DLPack whose memory is on this device.
