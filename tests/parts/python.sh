@@ -33,6 +33,8 @@ if python_ready; then
     else
         skip 'python: mypy' 'the types of PyTorch are not there'
     fi
+    # For the stand-in of the CUDA driver; without it the tests of device memory are skipped.
+    command -v c++ >/dev/null || packages g++ || skip 'python: device memory' "$reason"
     step 'python: tests' env PATH="$venv/bin:$PATH" python ffi/python/tests/run.py
     step 'python: example hello_numpy' env PATH="$venv/bin:$PATH" \
         phalanx run -np 4 python examples/python/hello_numpy.py

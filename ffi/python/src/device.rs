@@ -14,10 +14,11 @@ use phalanx::DeviceHandle;
 use phalanx::comm::{self, Call};
 use phalanx::device::{Device, DeviceBuffer, Driver, Event, Stream};
 use phalanx::python::invalid;
-use phalanx::types::{self, Deadline, Error};
-use pyo3::exceptions::PyBufferError;
+use phalanx::types::{self, DataType, Deadline, Error};
+use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 
+use crate::buffer::KNOWN;
 use crate::cuda_interface;
 use crate::dlpack::{self, View};
 use crate::process::Birth;
@@ -275,10 +276,8 @@ pub fn start(
 pub fn view(object: &Bound<'_, PyAny>, ordinal: i64) -> PyResult<View> {
     let py = object.py();
     let ordinal = usize::try_from(ordinal).map_err(|_| invalid(format_args!("device {ordinal} given")))?;
-    if let Some(stream) = current_stream_of_torch(object, ordinal)? {
-        let place = Place::new(py, ordinal, Some(stream))?;
-        // On the tensor's own stream there is nothing to wait for.
-        return dlpack::take(object, Some(-1)).map(|view| View { place: Some(place), ..view });
+    if let Some(view) = view_of_tensor(object, ordinal)? {
+        return Ok(view);
     }
     // This interface is asked first since it may know the stream; DLPack knows more element types.
     if let Some(view) = cuda_interface::view(object, Some(ordinal), true)? {
@@ -305,13 +304,34 @@ pub fn owner_of(pointer: usize) -> PyResult<usize> {
     owner.ok_or_else(|| invalid(format_args!("memory at {pointer:#x} given, which is not that of a CUDA device")))
 }
 
-/// PyTorch's current stream, where the object is one of its tensors. PyTorch is not imported for it.
-fn current_stream_of_torch(object: &Bound<'_, PyAny>, ordinal: usize) -> PyResult<Option<u64>> {
+/// Views a tensor of PyTorch's, on its current stream; `None` when it is none. PyTorch is not imported for it, and not asked
+/// by DLPack, since it gives that for the current device alone.
+fn view_of_tensor(object: &Bound<'_, PyAny>, ordinal: usize) -> PyResult<Option<View>> {
     let Ok(torch) = object.py().import("sys")?.getattr("modules")?.get_item("torch") else { return Ok(None) };
-    let Ok(tensor) = torch.getattr("Tensor") else { return Ok(None) };
-    if !object.is_instance(&tensor)? {
+    let Ok(class) = torch.getattr("Tensor") else { return Ok(None) };
+    if !object.is_instance(&class)? {
         return Ok(None);
     }
+    if object.getattr("requires_grad")?.extract()? {
+        return Err(PyBufferError::new_err("a tensor that requires a gradient given; give tensor.detach()"));
+    }
+    let name = object.getattr("dtype")?.str()?.extract::<String>()?;
+    let name = name.strip_prefix("torch.").unwrap_or(&name);
+    let dtype = name
+        .parse::<DataType>()
+        .map_err(|_| PyTypeError::new_err(format!("elements of {name} are not supported; {KNOWN} expected")))?;
+    let is_dense = object.getattr("layout")?.eq(torch.getattr("strided")?)?;
+    if !is_dense || !object.call_method0("is_contiguous")?.extract::<bool>()? {
+        return Err(invalid("memory with gaps given, C-contiguous memory expected; make a copy first"));
+    }
     let stream = torch.getattr("cuda")?.call_method1("current_stream", (ordinal,))?;
-    stream.getattr("cuda_stream")?.extract().map(Some)
+    let place = Place::new(object.py(), ordinal, Some(stream.getattr("cuda_stream")?.extract()?))?;
+    Ok(Some(View {
+        pointer: object.call_method0("data_ptr")?.extract()?,
+        shape: object.getattr("shape")?.extract()?,
+        dtype,
+        writable: true,
+        owner: object.clone().unbind(),
+        place: Some(place),
+    }))
 }

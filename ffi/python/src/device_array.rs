@@ -28,8 +28,8 @@ impl DeviceArray {
         self.room.pointer()
     }
 
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn place(&self) -> Option<&Place> {
+        Some(&self.place)
     }
 
     pub fn lengths(&self) -> &[usize] {

@@ -137,7 +137,7 @@ impl Memory {
         }
         if let Ok(array) = object.cast::<DeviceArray>() {
             let (array, owner) = (array.get(), Owner::Object(object.clone().unbind()));
-            let (place, shape) = (Some(array.place().clone()), array.lengths().to_vec());
+            let (place, shape) = (array.place().cloned(), array.lengths().to_vec());
             return Self::at(place, array.pointer(), shape, array.data_type(), true, owner);
         }
         let from_buffer = Buffer::of(object).and_then(|buffer| {

@@ -29,6 +29,9 @@ phalanx.init()
 data = bytearray([phalanx.rank() + 1, 7])
 phalanx.allreduce_(data, phalanx.Sum)
 assert data == bytearray([3, 14]), data
+# What a machine may lack is built in, looked for when asked, and missed by nothing above.
+assert phalanx.cuda_built() and phalanx.nccl_built() and phalanx.rdma_built()
+assert phalanx.cuda_available() in (False, True) and phalanx.rdma_available() in (False, True)
 print(f"rank {phalanx.rank()} of {phalanx.size()}: {list(data)}")
 PYTHON
 cd "$work"

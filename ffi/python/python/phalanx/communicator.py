@@ -2,6 +2,10 @@
 
 Elements are never copied on the way: the other ranks read and write the arrays' own memory. Arrays must be
 C-contiguous. While a call waits, other Python threads run, and Ctrl-C interrupts it.
+
+Arrays may be on a CUDA device: PyTorch's tensors, and what has `__cuda_array_interface__` or DLPack. A call comes then
+after what is on the array's stream, and that stream waits for its results. Results are PyTorch's for PyTorch's, and a
+`DeviceArray` otherwise.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ __all__ = [
     "driver",
     "exported",
     "faults",
+    "knows",
     "live",
     "needs_stand_in",
     "order",
@@ -91,6 +92,14 @@ def live() -> int:
 def calls(function: str) -> int:
     assert driver is not None
     return int(driver.phx_stand_in_calls(function.encode()))
+
+
+def knows(address: int) -> bool:
+    """Whether an address is memory of a device."""
+    assert driver is not None
+    kind = ctypes.c_uint()
+    code = driver.cuPointerGetAttribute(ctypes.byref(kind), 2, ctypes.c_void_p(address))
+    return bool(code == 0 and kind.value == 2)
 
 
 def faults() -> int:

@@ -132,12 +132,12 @@ def test_dlpack(versioned: bool) -> None:
         phalanx.allreduce_(Lender(owned.T, versioned), Sum)
 
 
-def test_dlpack_of_a_device_is_refused() -> None:
+def test_dlpack_of_another_kind_of_device_is_refused() -> None:
     class OnDevice(Lender):
         def __dlpack_device__(self) -> Any:
-            return 2, 0
+            return 10, 0
 
-    with pytest.raises(TypeError, match="host memory expected"):
+    with pytest.raises(TypeError, match="device type 10 given, that of the host or of a CUDA device expected"):
         phalanx.allreduce_(OnDevice(np.ones(1), True))
 
 

@@ -293,6 +293,9 @@ def test_what_scripts_ask_about_the_build() -> None:
     assert hvd.is_homogeneous() is True
     assert phalanx.world().native.hosts == [0] * hvd.size()
     assert hvd.mpi_threads_supported() is True
-    assert hvd.nccl_built() == 0
-    for name in ("mpi", "gloo", "cuda", "rocm", "ccl", "ddl"):
+    assert hvd.nccl_built() == 21800
+    for name in ("cuda", "rdma"):
+        assert getattr(hvd, f"{name}_built")() is True
+    for name in ("mpi", "gloo", "rocm", "ccl", "ddl"):
         assert getattr(hvd, f"{name}_built")() is False
+    assert hvd.mpi_enabled() is False and hvd.gloo_enabled() is False
