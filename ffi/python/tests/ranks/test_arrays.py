@@ -278,7 +278,7 @@ def test_memory_that_cannot_be_used_is_refused_before_anything_is_sent() -> None
         phalanx.allreduce(np.zeros(3, "complex64"))
     with pytest.raises(TypeError, match="not supported"):
         phalanx.allreduce(np.zeros(3, ">f4"))
-    with pytest.raises(TypeError, match="buffer protocol or DLPack"):
+    with pytest.raises(TypeError, match="buffer protocol, DLPack or __cuda_array_interface__"):
         phalanx.allreduce([1, 2, 3])
     both = np.zeros(8, "f4")
     with pytest.raises(ValueError, match="overlap"):
