@@ -39,6 +39,9 @@ __all__ = [
 CUDA = 2
 LIMIT = 60.0
 
+# A forked child has the streams' queues, but not their threads: it gives nothing back.
+_PROCESS = os.getpid()
+
 
 def _load() -> ctypes.CDLL | None:
     for folder in os.environ.get("PHALANX_LIBRARIES", "").split(os.pathsep):
@@ -149,7 +152,7 @@ class Stream:
         self.handle: int = handle.value
 
     def __del__(self) -> None:
-        if driver is not None:
+        if driver is not None and os.getpid() == _PROCESS:
             driver.cuStreamDestroy_v2(ctypes.c_void_p(self.handle))
 
     def write(self, address: int, values: np.ndarray[Any, Any]) -> None:
@@ -203,7 +206,7 @@ class Memory:
         self.address = address.value or 0
 
     def __del__(self) -> None:
-        if self.address and driver is not None:
+        if self.address and driver is not None and os.getpid() == _PROCESS:
             with _On(self.device):
                 _call("cuMemFree_v2", ctypes.c_void_p(self.address))
 
