@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::rails::Connected;
+use super::adapter::Adapter;
 use crate::sys::unix::{self, Quiet};
-use crate::sys::verbs::{Completion, Context, Depths, Link, Remote, status_in_words};
+use crate::sys::verbs::{Completion, Depths, status_in_words};
 use crate::sys::{Uninherited, socket};
 use crate::transport::lane::{Lane, LaneError, MIN_WINDOW};
 use crate::transport::sleep::Sleeper;
@@ -43,7 +43,7 @@ const PIECE_BYTES: usize = 32 << 10;
 const UNIT: u64 = 64;
 
 /// The word of one who writes nothing more.
-const LAST: u32 = u32::MAX;
+pub(super) const LAST: u32 = u32::MAX;
 
 /// The word that goes each way before a link is used.
 pub(super) const TRIAL: u32 = LAST - 1;
@@ -55,7 +55,8 @@ const MOST_MESSAGES: u32 = 0x3ff;
 /// After how many looks in vain the peer is looked after, by one who never sleeps.
 const LOOKS_PER_CHECK: u32 = 1024;
 
-/// How long after the end of the peer's connection its last bytes are looked for: another way may be quicker than theirs.
+/// How long after the end of the peer's connection, or a failure, its last bytes are looked for: another way may be quicker
+/// than theirs, and the adapter's two queues keep no order between them.
 const GRACE: Duration = Duration::from_millis(2);
 
 /// How long a lane that is dropped waits for the peer's adapter to have everything.
@@ -93,11 +94,8 @@ struct Reading {
 }
 
 /// A lane over a queue pair.
-pub(super) struct RdmaLane {
-    link: Link,
-    remote: Remote,
-    context: Arc<Context>,
-    port: u8,
+pub(super) struct RdmaLane<A: Adapter> {
+    adapter: A,
     /// Stays open and silent; its end is the peer's.
     socket: Uninherited<OwnedFd>,
     /// What the device says, as a descriptor of this lane's own.
@@ -112,26 +110,25 @@ pub(super) struct RdmaLane {
     closings: usize,
     /// When the peer's connection was seen to have ended.
     gone: Option<Instant>,
-    end: Option<LaneError>,
-    /// Whether the reader knows of it.
+    /// Why the lane carries no more, and when that was found out. The reader is told after everything that came.
+    end: Option<(LaneError, Instant)>,
+    /// Nothing that came before the end is left in the adapter's queue.
+    drained: bool,
+    /// Whether the reader knows of the end.
     told: bool,
 }
 
-impl RdmaLane {
+impl<A: Adapter> RdmaLane<A> {
     pub(super) fn new(
-        connected: Connected,
+        adapter: A,
         socket: Uninherited<OwnedFd>,
         sleeper: Arc<Sleeper>,
         peer: usize,
     ) -> io::Result<Self> {
-        let Connected { link, context, port, remote } = connected;
-        let events = Uninherited::from(context.events().try_clone_to_owned()?);
-        let name = format!("rdma rank {peer} ({} port {port})", context.name()).into();
+        let events = Uninherited::from(adapter.device_events().try_clone_to_owned()?);
+        let name = format!("rdma rank {peer} ({})", adapter.name()).into();
         let lane = Self {
-            link,
-            remote,
-            context,
-            port,
+            adapter,
             socket,
             events,
             sleeper,
@@ -144,18 +141,29 @@ impl RdmaLane {
             closings: usize::MAX,
             gone: None,
             end: None,
+            drained: false,
             told: false,
         };
         lane.sleeper.watch_closing(&lane.socket)?;
         lane.sleeper.watch_closing(&lane.events)?;
-        let channel = lane.link.events().ok_or(io::ErrorKind::NotConnected)?;
+        let channel = lane.adapter.events().ok_or(io::ErrorKind::NotConnected)?;
         lane.sleeper.watch(channel)?;
         Ok(lane)
     }
 
     /// Ends the lane for a reason, unless it has ended.
     fn broken(&mut self, what: impl std::fmt::Display) -> LaneError {
-        self.end.get_or_insert_with(|| LaneError::Broken(what.to_string().into())).clone()
+        self.end_for(LaneError::Broken(what.to_string().into()))
+    }
+
+    fn end_for(&mut self, why: LaneError) -> LaneError {
+        self.end.get_or_insert_with(|| (why, Instant::now())).0.clone()
+    }
+
+    /// Ends the lane because of what the peer did: nothing more of it is heard.
+    fn violated(&mut self, what: &str) -> LaneError {
+        self.drained = true;
+        self.broken(format!("protocol violation: {what}"))
     }
 
     /// Bytes that have come and were not read.
@@ -167,19 +175,16 @@ impl RdmaLane {
 
     /// Takes what has come and what has been sent. Whether there was anything.
     fn poll(&mut self) -> Result<bool, LaneError> {
-        if self.end.is_some() {
-            return Ok(false);
-        }
         let mut found = std::mem::take(&mut self.found);
         found.clear();
-        let outcome = self.poll_into(&mut found);
+        let outcome = if self.end.is_none() { self.poll_into(&mut found) } else { self.poll_rest(&mut found) };
         let any = !found.is_empty();
         self.found = found;
         outcome.map(|()| any)
     }
 
     fn poll_into(&mut self, found: &mut Vec<Completion>) -> Result<(), LaneError> {
-        if let Err(error) = self.link.poll_received(found) {
+        if let Err(error) = self.adapter.poll_received(found) {
             return Err(self.broken(error));
         }
         let mut came = 0;
@@ -191,20 +196,47 @@ impl RdmaLane {
             }
             came += 1;
             if let Err(what) = self.note_received(one) {
-                return Err(self.broken(format!("protocol violation: {what}")));
+                return Err(self.violated(&what));
             }
         }
         if let Some(failed) = failed {
+            // Receives complete in their order: behind one that failed, none has bytes.
+            self.drained = true;
             return self.note_failure(failed);
         }
         if came > 0 {
-            if let Err(error) = self.link.post_receives(came) {
+            if let Err(error) = self.adapter.post_receives(came) {
                 return Err(self.broken(format!("a receive cannot be posted: {error}")));
             }
             self.give_back()?;
         }
         // Failures of what was sent show among what is received, too: there is no hurry.
         if self.in_flight() >= SENDS / 2 { self.poll_sent(found) } else { Ok(()) }
+    }
+
+    /// Takes what came before the end and was not looked at until then.
+    fn poll_rest(&mut self, found: &mut Vec<Completion>) -> Result<(), LaneError> {
+        if self.drained {
+            return Ok(());
+        }
+        if let Err(error) = self.adapter.poll_received(found) {
+            self.drained = true;
+            return Err(self.broken(error));
+        }
+        for one in found.iter() {
+            if one.status != 0 {
+                self.drained = true;
+                break;
+            }
+            if let Err(what) = self.note_received(one) {
+                return Err(self.violated(&what));
+            }
+        }
+        if self.reading.last {
+            // The peer had said everything, and failed at nothing.
+            self.end = self.end.take().map(|(_, since)| (LaneError::Closed, since));
+        }
+        Ok(())
     }
 
     /// Checks and counts what a completion tells.
@@ -234,7 +266,7 @@ impl RdmaLane {
 
     fn poll_sent(&mut self, found: &mut Vec<Completion>) -> Result<(), LaneError> {
         let from = found.len();
-        if let Err(error) = self.link.poll_sent(found) {
+        if let Err(error) = self.adapter.poll_sent(found) {
             return Err(self.broken(error));
         }
         for one in found.iter().skip(from).copied() {
@@ -255,7 +287,7 @@ impl RdmaLane {
         }
         if first.status == FLUSHED {
             let mut sent = Vec::new();
-            let _ = self.link.poll_sent(&mut sent);
+            let _ = self.adapter.poll_sent(&mut sent);
             first = sent.into_iter().find(|one| one.status != 0 && one.status != FLUSHED).unwrap_or(first);
         }
         // A peer that has ended says so over its connection, in fewer words.
@@ -263,7 +295,7 @@ impl RdmaLane {
             self.look_after_peer()?;
         }
         if self.gone.is_some() {
-            self.end = Some(LaneError::Closed);
+            self.end_for(LaneError::Closed);
             return Ok(());
         }
         let Completion { status, vendor, .. } = first;
@@ -273,7 +305,7 @@ impl RdmaLane {
 
     /// Whether something else than the adapter ends the lane: the peer's connection, or the device.
     fn look_after_peer(&mut self) -> Result<(), LaneError> {
-        if let Some(trouble) = self.context.trouble(self.port) {
+        if let Some(trouble) = self.adapter.trouble() {
             return Err(self.broken(trouble));
         }
         match unix::look(&self.socket) {
@@ -315,7 +347,7 @@ impl RdmaLane {
         }
         let word = self.credit();
         let named = self.name_next();
-        self.posted(self.link.post_word(word, named))
+        self.posted(self.adapter.post_word(word, named))
     }
 
     /// Counts a request; its name if its completion is to be told.
@@ -345,9 +377,12 @@ impl RdmaLane {
     fn read_end(&mut self) -> Result<(), LaneError> {
         let is_over = self.reading.last || self.gone.is_some_and(|since| since.elapsed() >= GRACE);
         if is_over {
-            self.end.get_or_insert(LaneError::Closed);
+            self.end_for(LaneError::Closed);
         }
-        let Some(end) = &self.end else { return Ok(()) };
+        let Some((end, since)) = &self.end else { return Ok(()) };
+        if !is_over && !self.drained && since.elapsed() < GRACE {
+            return Ok(());
+        }
         self.told = true;
         Err(end.clone())
     }
@@ -364,7 +399,7 @@ impl RdmaLane {
             if !last_posted && self.in_flight() < SENDS {
                 self.writing.posted += 1;
                 last_posted = true;
-                if self.link.post_word(LAST, Some(self.writing.posted)).is_err() {
+                if self.adapter.post_word(LAST, Some(self.writing.posted)).is_err() {
                     return;
                 }
             }
@@ -376,15 +411,31 @@ impl RdmaLane {
                 continue;
             }
             // Armed first, then looked once more, then slept: a completion between is not missed.
-            if self.link.arm(true).is_err() || self.poll_sent(&mut found).is_err() || self.look_after_peer().is_err() {
+            if self.adapter.arm(true).is_err() || self.poll_sent(&mut found).is_err() || self.look_after_peer().is_err()
+            {
                 return;
             }
             if found.is_empty()
-                && let Some(events) = self.link.events()
+                && let Some(events) = self.adapter.events()
             {
                 let _ = socket::wait_readable(events, Duration::from_millis(10));
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl<A: Adapter> RdmaLane<A> {
+    pub(super) fn adapter(&self) -> &A {
+        &self.adapter
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    pub(super) fn look_at_sent(&mut self) -> Result<(), LaneError> {
+        self.poll_sent(&mut Vec::new())
     }
 }
 
@@ -393,7 +444,7 @@ fn place(byte: u64) -> usize {
     (byte % RING_BYTES as u64) as usize
 }
 
-impl Lane for RdmaLane {
+impl<A: Adapter> Lane for RdmaLane<A> {
     fn kind(&self) -> TransportKind {
         TransportKind::Rdma
     }
@@ -430,13 +481,13 @@ impl Lane for RdmaLane {
             // SAFETY: `piece` bytes from here on were given back by the peer, or never written, so that the adapter has
             // no use for them; they lie inside the ring. The sources are slices outside of it.
             unsafe {
-                let target = self.link.outgoing().start().as_ptr().add(at);
+                let target = self.adapter.outgoing().start().as_ptr().add(at);
                 target.copy_from_nonoverlapping(from_head.as_ptr(), from_head.len());
                 target.add(from_head.len()).copy_from_nonoverlapping(from_body.as_ptr(), from_body.len());
             }
             let word = self.credit();
             let named = self.name_next();
-            let outcome = self.link.post_write(&self.remote, at, piece, word, named);
+            let outcome = self.adapter.post_write(at, piece, word, named);
             if self.posted(outcome).is_err() {
                 break;
             }
@@ -465,7 +516,7 @@ impl Lane for RdmaLane {
         // write to them until they are given back; whoever parses them takes each value once and then checks it.
         Ok(unsafe {
             std::slice::from_raw_parts(
-                self.link.incoming().start().as_ptr().add(place(self.reading.taken)),
+                self.adapter.incoming().start().as_ptr().add(place(self.reading.taken)),
                 self.known(),
             )
         })
@@ -504,7 +555,7 @@ impl Lane for RdmaLane {
             return self.told;
         }
         // Room depends on what was sent, too, and so does a credit that found no place.
-        if let Err(error) = self.link.arm(wants_write || self.credit_is_due()) {
+        if let Err(error) = self.adapter.arm(wants_write || self.credit_is_due()) {
             self.broken(error);
             return false;
         }
@@ -532,10 +583,10 @@ impl Lane for RdmaLane {
     }
 }
 
-impl Drop for RdmaLane {
+impl<A: Adapter> Drop for RdmaLane<A> {
     fn drop(&mut self) {
         self.hand_over();
-        if let Some(channel) = self.link.events() {
+        if let Some(channel) = self.adapter.events() {
             self.sleeper.unwatch(channel);
         }
         self.sleeper.unwatch_closing(&self.events);

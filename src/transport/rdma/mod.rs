@@ -30,12 +30,19 @@
 //!
 //! See `choice`. Without the feature `rdma` the names here exist, and everything says that RDMA was not built in.
 
+#[cfg(feature = "rdma")]
+mod adapter;
 mod choice;
 mod exchange;
 #[cfg(feature = "rdma")]
 mod lane;
 #[cfg(feature = "rdma")]
 mod rails;
+
+#[cfg(all(test, feature = "rdma", not(loom)))]
+mod stand_in;
+#[cfg(all(test, feature = "rdma", not(loom)))]
+mod tests;
 
 #[cfg(not(feature = "rdma"))]
 mod absent;
