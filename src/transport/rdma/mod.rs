@@ -39,11 +39,6 @@ mod lane;
 #[cfg(feature = "rdma")]
 mod rails;
 
-#[cfg(all(test, feature = "rdma", not(loom)))]
-mod stand_in;
-#[cfg(all(test, feature = "rdma", not(loom)))]
-mod tests;
-
 #[cfg(not(feature = "rdma"))]
 mod absent;
 
@@ -96,3 +91,6 @@ pub struct RdmaAddress {
     /// Whether they are Ethernet: RoCE reaches only RoCE.
     pub ethernet: bool,
 }
+
+#[cfg(all(test, feature = "rdma", not(loom)))]
+mod tests;

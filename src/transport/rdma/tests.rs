@@ -1,13 +1,14 @@
 //! Lanes over a stand-in for the adapter: the contract, and what only RDMA can get wrong.
 
+mod stand_in;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::lane::LAST;
-use super::stand_in::{StandIn, lanes};
+use self::stand_in::{StandIn, lanes};
+use super::adapter::Adapter;
+use super::lane::{LAST, RdmaLane};
 use crate::transport::conformance::{Carrier, Memory, Pair, Side};
 use crate::transport::lane::{Lane, LaneError};
-use crate::transport::rdma::adapter::Adapter;
-use crate::transport::rdma::lane::RdmaLane;
 use crate::transport::stream::{StreamConfig, StreamEndpoint};
 use crate::types::{Generation, TransportKind};
 

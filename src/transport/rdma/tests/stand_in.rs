@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::adapter::Adapter;
-use super::lane::{DEPTHS, RING_BYTES, RdmaLane};
+use super::super::adapter::Adapter;
+use super::super::lane::{DEPTHS, RING_BYTES, RdmaLane};
 use crate::sys::verbs::Completion;
 use crate::sys::{EventFd, RingMapping, Segment};
 use crate::transport::conformance::Random;
@@ -101,7 +101,7 @@ impl Wire {
 }
 
 /// One end of the pair.
-pub(super) struct StandIn {
+pub struct StandIn {
     wire: Arc<Mutex<Wire>>,
     end: usize,
     incoming: Arc<RingMapping>,
@@ -112,7 +112,7 @@ pub(super) struct StandIn {
 }
 
 impl StandIn {
-    pub(super) fn pair(seed: u64) -> [Self; 2] {
+    pub fn pair(seed: u64) -> [Self; 2] {
         let ring = || Arc::new(RingMapping::new(&Segment::create("ring", RING_BYTES).unwrap(), 0, RING_BYTES).unwrap());
         let (incoming, outgoing) = ([ring(), ring()], [ring(), ring()]);
         let events = [EventFd::new().unwrap(), EventFd::new().unwrap()];
@@ -135,7 +135,7 @@ impl StandIn {
     }
 
     /// Moves everything that was posted on both ends.
-    pub(super) fn move_all(&self) {
+    pub fn move_all(&self) {
         let mut wire = self.wire();
         for end in [0, 1] {
             while !wire.ends[end].requests.is_empty() {
@@ -145,14 +145,14 @@ impl StandIn {
     }
 
     /// Lets the queue pair fail. That shows among what was sent.
-    pub(super) fn fail(&self) {
+    pub fn fail(&self) {
         let mut wire = self.wire();
         wire.ends[self.end].broken = true;
         wire.tell(self.end, true, Completion { status: ACCESS, ..Completion::default() });
     }
 
     /// What the device says from now on.
-    pub(super) fn trouble_of(&self) -> Arc<Mutex<Option<String>>> {
+    pub fn trouble_of(&self) -> Arc<Mutex<Option<String>>> {
         self.trouble.clone()
     }
 
@@ -246,7 +246,7 @@ impl Drop for StandIn {
 }
 
 /// Two lanes that are connected, and where their owners sleep.
-pub(super) fn lanes(seed: u64) -> [(RdmaLane<StandIn>, Arc<Sleeper>); 2] {
+pub fn lanes(seed: u64) -> [(RdmaLane<StandIn>, Arc<Sleeper>); 2] {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut sockets = [Some(OwnedFd::from(ours)), Some(OwnedFd::from(theirs))];
     StandIn::pair(seed).map(|adapter| {
