@@ -37,9 +37,9 @@ pub(crate) use key::{given, random};
 pub use launchers::{Launcher, foreign_variables};
 pub use route::listen_address;
 pub use server::{Bind, RendezvousServer};
-pub use settings::{FiguresFile, KeySource, Settings, settings};
+pub use settings::{DeviceCollectives, FiguresFile, KeySource, Settings, settings};
 #[cfg(feature = "cuda")]
-pub(crate) use variables::{KERNELS, LIBRARIES};
+pub(crate) use variables::{DEVICE_COLLECTIVES, KERNELS, LIBRARIES};
 pub use variables::{
     Variable, Variables, unknown_in_words, unknown_variables, variables, variables_as_help, variables_as_markdown,
 };

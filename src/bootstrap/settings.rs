@@ -41,6 +41,18 @@ pub enum FiguresFile {
     Off,
 }
 
+/// What carries collectives on device memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceCollectives {
+    /// NCCL, where all ranks have it, for calls whose results are those of host memory; what it does not carry is staged.
+    #[default]
+    Auto,
+    /// NCCL, for all that it knows. That a rank has none is an error.
+    Nccl,
+    /// Pinned host memory and the transports.
+    Staged,
+}
+
 /// What can be set beside the place in the world. `variables.rs` says what each means and why its default is what it
 /// is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +82,8 @@ pub struct Settings {
     pub cache: Option<PathBuf>,
     /// Whether to reduce in the order of the ranks.
     pub deterministic: bool,
+    /// What carries collectives on device memory.
+    pub device_collectives: DeviceCollectives,
     /// The network interface to use, by name or address.
     pub interface: Option<String>,
     /// The ports to listen on.
@@ -103,6 +117,7 @@ impl Default for Settings {
             figures: FiguresFile::default(),
             cache: None,
             deterministic: false,
+            device_collectives: DeviceCollectives::default(),
             interface: None,
             ports: None,
             sockets: None,
@@ -135,6 +150,9 @@ pub fn settings(variables: &Variables) -> Result<Settings> {
         figures: read.with(variables::FIGURES, figures)?.unwrap_or(default.figures),
         cache: cache(variables),
         deterministic: read.with(variables::DETERMINISTIC, switch)?.unwrap_or(default.deterministic),
+        device_collectives: read
+            .with(variables::DEVICE_COLLECTIVES, device_collectives)?
+            .unwrap_or(default.device_collectives),
         interface: read.with(variables::INTERFACE, |text| Ok(text.to_string()))?,
         ports: read.with(variables::PORTS, ports)?,
         sockets: read.with(variables::SOCKETS, sockets)?,
@@ -237,6 +255,15 @@ fn figures(text: &str) -> Result<FiguresFile, String> {
         "renew" => Ok(FiguresFile::Renew),
         "off" => Ok(FiguresFile::Off),
         _ => Err("expected on, renew or off".into()),
+    }
+}
+
+fn device_collectives(text: &str) -> Result<DeviceCollectives, String> {
+    match text {
+        "auto" => Ok(DeviceCollectives::Auto),
+        "nccl" => Ok(DeviceCollectives::Nccl),
+        "staged" => Ok(DeviceCollectives::Staged),
+        _ => Err("expected auto, nccl or staged".into()),
     }
 }
 

@@ -28,11 +28,13 @@ pub struct Call {
     pub(super) in_place: bool,
     /// Of a piece of a longer call: the count of the whole, and where the piece begins.
     pub(super) part: Option<(u64, u64)>,
+    /// Of what ranks tell each other on the way of another call: that call, and what of it this is.
+    pub(super) way: Option<(Box<Call>, u8)>,
 }
 
 impl Call {
     fn new(collective: Collective, dtype: DataType, extent: Extent) -> Self {
-        Self { collective, dtype, extent, reduction: None, root: 0, in_place: false, part: None }
+        Self { collective, dtype, extent, reduction: None, root: 0, in_place: false, part: None, way: None }
     }
 
     /// Every rank gets the reduction of all inputs of `count` elements.
@@ -118,6 +120,13 @@ impl Call {
     pub fn in_place(mut self, in_place: bool) -> Self {
         self.in_place = in_place || self.collective == Collective::Broadcast;
         self
+    }
+
+    /// What is done on the way of another call: it travels under that one's signature, so that a rank which makes
+    /// another call is found out. `number` tells what is done on the same way apart.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_the_way_of(self, call: &Call, number: u8) -> Self {
+        Self { way: Some((Box::new(call.clone()), number)), ..self }
     }
 
     /// The collective.
@@ -313,6 +322,13 @@ impl Call {
 
     /// What the other ranks must agree with.
     pub(super) fn signature(&self, algorithm: Algorithm, deterministic: bool, size: usize) -> Signature {
+        if let Some((call, number)) = &self.way {
+            let signature = call.signature(algorithm, deterministic, size);
+            let mut digest = Digest::new();
+            digest.add(&signature.digest.to_le_bytes());
+            digest.add(&[*number]);
+            return Signature { digest: digest.0, ..signature };
+        }
         let mut digest = Digest::new();
         digest.add(&[u8::from(deterministic)]);
         let count = match &self.extent {
@@ -399,6 +415,15 @@ mod tests {
         assert_ne!(user("clip"), user("norm"));
         let reduce = |root| sign(Call::reduce(DataType::F32, 6, ReduceOp::Sum, root));
         assert_ne!(reduce(0), reduce(1));
+        // What is done on the way of a call is known by that call, and by what it is.
+        let on_the_way = |count, number| {
+            let call = Call::allreduce(DataType::F32, count, ReduceOp::Sum);
+            sign(Call { way: Some((Box::new(call), number)), ..Call::barrier() })
+        };
+        assert_eq!(on_the_way(6, 1).to_string(), sum.to_string());
+        assert!(
+            on_the_way(6, 1) != sum && on_the_way(6, 1) != on_the_way(6, 2) && on_the_way(6, 1) != on_the_way(7, 1)
+        );
         let blocks = |counts: &[usize]| sign(Call::allgatherv(DataType::F32, counts));
         assert_ne!(blocks(&[1, 2, 3]), blocks(&[3, 2, 1]));
     }

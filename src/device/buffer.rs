@@ -161,6 +161,28 @@ impl<T: Element> DeviceBuffer<T> {
         Ok(elements)
     }
 
+    /// Begins to copy the first `count` elements from `source`, after what is on the stream. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room for so many, or the driver refuses.
+    ///
+    /// # Safety
+    ///
+    /// `source` must have as many elements, in memory of this device, which nobody writes and which stays valid until the
+    /// stream is past the copy. So must this buffer.
+    pub unsafe fn copy_from(&mut self, stream: &Stream, source: u64, count: usize) -> Result<()> {
+        if count > self.count {
+            return self.check_length(count);
+        }
+        let bytes = bytes_of(T::DATA_TYPE, count)?;
+        let _entered = self.device.enter()?;
+        // SAFETY: the caller's promise.
+        let code =
+            unsafe { (self.device.driver().calls().cuMemcpyDtoDAsync_v2)(self.start, source, bytes, stream.handle()) };
+        self.device.check("cuMemcpyDtoDAsync_v2", code)
+    }
+
     fn check_length(&self, given: usize) -> Result<()> {
         if given == self.count {
             return Ok(());

@@ -35,6 +35,15 @@ impl fmt::Debug for Device {
     }
 }
 
+/// By what a device is known outside of the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceIdentity {
+    /// Its PCI domain, bus and device on its host.
+    pub place: [u32; 3],
+    /// Its id in the world; zeros where the driver is older than such ids (CUDA 11.4).
+    pub uuid: [u8; 16],
+}
+
 /// Two are equal when they are the same device of this process.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
@@ -103,6 +112,27 @@ impl Device {
     /// When the driver cannot say.
     pub fn multiprocessors(&self) -> Result<u32> {
         attribute(self.driver(), self.inner.handle, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+    }
+
+    /// By what other processes know it.
+    ///
+    /// # Errors
+    ///
+    /// When the driver cannot say.
+    pub fn identity(&self) -> Result<DeviceIdentity> {
+        let number = |which| attribute(self.driver(), self.inner.handle, which);
+        let place = [
+            number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+            number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+            number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+        ];
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        if let Some(get) = self.driver().calls().cuDeviceGetUuid_v2 {
+            // SAFETY: the first argument points to an id to be written, the second is a device of this driver.
+            let code = unsafe { get(&mut uuid, self.inner.handle) };
+            self.check("cuDeviceGetUuid_v2", code)?;
+        }
+        Ok(DeviceIdentity { place, uuid: uuid.bytes.map(|byte| u8::from_ne_bytes(byte.to_ne_bytes())) })
     }
 
     /// Checks that an address is memory of this device.

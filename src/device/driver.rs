@@ -55,6 +55,7 @@ calls! {
     }
     optional {
         cuGetErrorName(Code, *mut *const c_char) -> Code;
+        cuDeviceGetUuid_v2(*mut sys::CUuuid, sys::CUdevice) -> Code;
     }
 }
 

@@ -38,7 +38,7 @@ pub use arithmetic::{Arithmetic, Eighth, Pieces};
 pub use buffer::DeviceBuffer;
 pub use cache::Cache;
 pub use compiler::{Compiled, Compiler};
-pub use context::Device;
+pub use context::{Device, DeviceIdentity};
 pub use driver::Driver;
 pub use examine::{DeviceSeen, DevicesSeen, examine};
 pub use module::{Kernel, Kernels, KernelsFrom, LaunchShape};

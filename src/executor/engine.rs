@@ -405,6 +405,18 @@ impl Engine {
         self.shared.sleeper.kick();
     }
 
+    /// Why `call`, were it the next of a communicator, would fail, if that is known. For what waits outside of the engine,
+    /// and must end when other ranks give it up. Moves the engine on if nobody does.
+    #[cfg(feature = "nccl")]
+    pub fn refusal(&self, communicator: CommunicatorId, call: &crate::types::Signature) -> Option<Error> {
+        let mut state = self.shared.lock();
+        if !state.led && state.config.may_drive() {
+            state.core.progress();
+            self.shared.after_change(&mut state);
+        }
+        state.core.refusal(communicator, call)
+    }
+
     /// The carrier to each peer that is connected.
     pub fn links(&self) -> Vec<(usize, TransportKind)> {
         self.shared.lock().core.links()

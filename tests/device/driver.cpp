@@ -6,6 +6,8 @@
 // phx_stand_in_live()                 how many allocations, streams, events, modules and contexts there are.
 // phx_stand_in_calls(FUNCTION)        how often FUNCTION was called.
 // phx_stand_in_faults()               how often memory was freed that was not there.
+// phx_stand_in_put(STREAM, WHAT, WITH) puts a function on a stream, as a kernel of another library.
+// phx_stand_in_device()               the device of the calling thread's context, or -1.
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -139,9 +141,16 @@ CALL(cuDriverGetVersion)(int *version) { MAY_FAIL; *version = 12080; return OK; 
 CALL(cuDeviceGetCount)(int *count) { MAY_FAIL; *count = devices(); return OK; }
 CALL(cuDeviceGet)(int *device, int ordinal) { MAY_FAIL; *device = ordinal; return OK; }
 CALL(cuDeviceGetName)(char *name, int length, int) { MAY_FAIL; std::strncpy(name, "stand-in", length); return OK; }
-CALL(cuDeviceGetAttribute)(int *value, int attribute, int) {
+CALL(cuDeviceGetAttribute)(int *value, int attribute, int device) {
     MAY_FAIL;
-    *value = attribute == 75 ? 9 : attribute == 16 ? 4 : 0; // compute capability 9.0, 4 multiprocessors
+    // Compute capability 9.0, 4 multiprocessors, each device on a PCI bus of its own.
+    *value = attribute == 75 ? 9 : attribute == 16 ? 4 : attribute == 33 ? device + 1 : 0;
+    return OK;
+}
+CALL(cuDeviceGetUuid_v2)(char *uuid, int device) {
+    MAY_FAIL;
+    std::memset(uuid, 0x5a, 16);
+    uuid[0] = (char)device;
     return OK;
 }
 CALL(cuDeviceTotalMem_v2)(size_t *bytes, int) { MAY_FAIL; *bytes = (size_t)8 << 30; return OK; }
@@ -219,10 +228,14 @@ CALL(cuMemcpyDtoHAsync_v2)(void *target, uintptr_t source, size_t bytes, void *s
 }
 CALL(cuMemcpyDtoDAsync_v2)(uintptr_t target, uintptr_t source, size_t bytes, void *stream) {
     IN_CONTEXT;
-    if (!lies(source, bytes, true) || !lies(target, bytes, true)) return INVALID_VALUE;
+    if (!lies(target, bytes, true) || !lies(source, bytes, true)) return INVALID_VALUE;
     stream_of(stream)->put([=] { std::memcpy((void *)target, (void *)source, bytes); });
     return OK;
 }
+extern "C" void phx_stand_in_put(void *stream, void (*what)(void *), void *with) {
+    stream_of(stream)->put([=] { what(with); });
+}
+extern "C" int phx_stand_in_device() { return current.empty() ? -1 : (int)current.back() - 1; }
 CALL(cuStreamCreate)(void **stream, unsigned) {
     IN_CONTEXT;
     std::shared_ptr<Stream> made = Stream::start();

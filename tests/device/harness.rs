@@ -1,6 +1,6 @@
 //! Starts scenarios, and what they have in common.
 
-use std::ffi::{CString, c_char, c_long, c_void};
+use std::ffi::{CString, OsStr, c_char, c_long, c_void};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -18,27 +18,10 @@ pub fn soon() -> Deadline {
     Deadline::after(Instant::now(), Duration::from_secs(60))
 }
 
-/// The folder with the stand-in, built once. `None`, with a printed reason, where there is no C++ compiler.
-fn folder() -> Option<&'static Path> {
+/// The folder with the stand-in of the driver, built once. `None`, with a printed reason, where there is no C++ compiler.
+pub fn folder() -> Option<&'static Path> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let build = || {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in");
-        std::fs::create_dir_all(&folder).expect("a folder below target");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device/driver.cpp");
-        // Written beside and renamed, so that nobody loads half a library.
-        let new = folder.join(format!("new-{}", std::process::id()));
-        let flags = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Werror"];
-        let built = Command::new("c++").args(flags).arg(&source).arg("-o").arg(&new).output();
-        match built {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => panic!("c++ cannot be run: {error}"),
-            Ok(output) => {
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-                std::fs::rename(new, folder.join("libcuda.so.1")).expect("a file below target");
-                Some(folder)
-            }
-        }
-    };
+    let build = || stand_in("stand-in", "driver.cpp", "libcuda.so.1", &["-Wl,-soname,libcuda.so.1".as_ref()]);
     let folder = FOLDER.get_or_init(build).as_deref();
     if folder.is_none() {
         println!("skipped: no C++ compiler (c++) for the stand-in of the driver");
@@ -80,6 +63,25 @@ pub fn start_with_kernels(scenario: &str, variables: &[(&str, &str)]) -> Option<
     start(scenario, &[&[("PHALANX_KERNELS", kernels)], variables].concat())
 }
 
+/// A folder with a library made of `source`. `None` where there is no C++ compiler.
+pub fn stand_in(folder: &str, source: &str, library: &str, more: &[&OsStr]) -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+    std::fs::create_dir_all(&folder).expect("a folder below target");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device").join(source);
+    // Written beside and renamed, so that nobody loads half a library.
+    let new = folder.join(format!("new-{}", std::process::id()));
+    let flags = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Werror"];
+    match Command::new("c++").args(flags).arg(&source).arg("-o").arg(&new).args(more).output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => panic!("c++ cannot be run: {error}"),
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            std::fs::rename(new, folder.join(library)).expect("a file below target");
+            Some(folder)
+        }
+    }
+}
+
 /// Runs a scenario in a process of its own, and returns what it printed and how it ended; `None` when it was skipped.
 pub fn start(scenario: &str, variables: &[(&str, &str)]) -> Option<Output> {
     let mut command = Command::new("timeout");
@@ -101,14 +103,24 @@ pub fn text(output: &Output) -> String {
     format!("{:?}\n{}", output.status, both.concat())
 }
 
-/// Runs `body` on every rank of a world of thread-ranks, each with a device and a stream of its own.
+/// Runs `body` on every rank of a world of thread-ranks, each with one of two devices and a stream of its own.
 pub fn on_world<R: Send>(kind: TransportKind, size: usize, body: impl Fn(Communicator, Stream) -> R + Sync) -> Vec<R> {
+    on_devices(kind, size, 2, body)
+}
+
+/// As `on_world`, with so many devices.
+pub fn on_devices<R: Send>(
+    kind: TransportKind,
+    size: usize,
+    devices: usize,
+    body: impl Fn(Communicator, Stream) -> R + Sync,
+) -> Vec<R> {
     let world = testing::local_world(kind, &vec![0; size]).expect("a world of threads");
     std::thread::scope(|scope| {
         let rank = |comm: Communicator| {
             let body = &body;
             scope.spawn(move || {
-                let device = Device::open(comm.rank() % 2).expect("a device");
+                let device = Device::open(comm.rank() % devices).expect("a device");
                 let comm = comm.with_timeout(Duration::from_secs(60));
                 // The communicator outlives the others' threads: a rank that hears early of an error stays for the rest.
                 (body(comm.clone(), Stream::new(&device).expect("a stream")), comm)
@@ -128,13 +140,18 @@ pub fn buffer<T: phalanx::Element>(stream: &Stream, elements: &[T]) -> DeviceBuf
     DeviceBuffer::from_slice(stream, elements, soon()).expect("device memory")
 }
 
+/// A stand-in that the test which started this scenario has named.
+pub fn library(name: &str) -> Library {
+    let folders = std::env::var("PHALANX_LIBRARIES").expect("set by the test that starts the scenario");
+    Library::open(&[name], &std::env::split_paths(&folders).collect::<Vec<_>>()).expect("the stand-in")
+}
+
 /// The stand-in's own functions.
 pub struct StandIn(Library);
 
 impl StandIn {
     pub fn open() -> Self {
-        let folder = std::env::var("PHALANX_LIBRARIES").expect("set by the test that starts the scenario");
-        Self(Library::open(&["libcuda.so.1"], &[folder.into()]).expect("the stand-in"))
+        Self(library("libcuda.so.1"))
     }
 
     /// Allocations, streams, events and contexts that there are.

@@ -14,6 +14,8 @@ mod memory;
 mod nccl;
 mod nvrtc;
 mod order;
+#[cfg(feature = "nccl")]
+mod over_nccl;
 
 /// Where the scenarios run: in the process that a test starts.
 #[test]
@@ -32,6 +34,8 @@ fn scenario() {
         "calls" => failures::calls(),
         "nccl" => {}
         name if name.starts_with("nvrtc ") => {}
+        #[cfg(feature = "nccl")]
+        other if other.starts_with("nccl-") => over_nccl::inside(other),
         other => panic!("there is no scenario {other}"),
     }
 }

@@ -20,14 +20,7 @@ pub fn inside() {
         on_world(kind, 4, |comm, stream| {
             // A long call is cut, and a ring adds in another order in each piece.
             let comm = comm.with_deterministic(kind != TransportKind::Shm);
-            for count in COUNTS {
-                all_calls::<f32>(&comm, &stream, count, |value| value as f32 * 0.37);
-            }
-            all_calls::<f16>(&comm, &stream, 5001, |value| f16::from_f32(value as f32 * 0.37));
-            all_calls::<bf16>(&comm, &stream, 5001, |value| bf16::from_f32(value as f32 * 0.37));
-            all_calls::<f64>(&comm, &stream, 333, |value| value as f64 * 0.37);
-            all_calls::<i32>(&comm, &stream, 333, |value| value as i32);
-            all_calls::<u8>(&comm, &stream, 333, |value| value as u8);
+            all(&comm, &stream);
         });
     }
     // One rank, and an odd number of them.
@@ -39,6 +32,18 @@ pub fn inside() {
     if std::env::var_os("PHALANX_TEST_GPU").is_none() {
         assert_eq!(StandIn::open().live(), 0, "something of the device was left over");
     }
+}
+
+/// All collectives of several types and counts.
+pub fn all(comm: &Communicator, stream: &Stream) {
+    for count in COUNTS {
+        all_calls::<f32>(comm, stream, count, |value| value as f32 * 0.37);
+    }
+    all_calls::<f16>(comm, stream, 5001, |value| f16::from_f32(value as f32 * 0.37));
+    all_calls::<bf16>(comm, stream, 5001, |value| bf16::from_f32(value as f32 * 0.37));
+    all_calls::<f64>(comm, stream, 333, |value| value as f64 * 0.37);
+    all_calls::<i32>(comm, stream, 333, |value| value as i32);
+    all_calls::<u8>(comm, stream, 333, |value| value as u8);
 }
 
 fn all_calls<T: Element + Default + PartialEq + std::fmt::Debug>(

@@ -1,10 +1,11 @@
 //! Calls on device memory.
 //!
 //! A call starts at once: an event marks where the user's stream is, and the thread `phalanx-device`, one for each
-//! communicator that is used so, does the rest (`worker`). It copies pieces of the memory (`pieces`) through pinned slots,
-//! has them combined on the host by whatever transport there is, and copies the results back. [`DeviceHandle::wait`] waits
-//! until the last copy is on its way, and makes the stream that is given wait for it: the device may still be copying, and
-//! work that is put on that stream comes after.
+//! communicator that is used so, does the rest (`worker`). With the first call all ranks agree on what carries them
+//! (`agreement`). Where NCCL does (`over_nccl`), [`DeviceHandle::wait`] waits until the device is done. Otherwise (`staged`)
+//! the thread copies pieces of the memory (`pieces`) through pinned slots, has them combined on the host by whatever
+//! transport there is, and copies the results back; `wait` waits until the last copy is on its way, and makes the stream that
+//! is given wait for it: the device may still be copying, and work that is put on that stream comes after.
 //!
 //! Device calls have a communicator of their own beneath the user's, so that they and host calls may be made side by
 //! side; each kind must be made in the same order on all ranks.
@@ -12,22 +13,27 @@
 //! The first call that fails ends device calls on its communicator: every later one fails with the same cause, on every
 //! rank. A device that fails on one rank is told to the others at once.
 
+mod agreement;
+#[cfg(feature = "nccl")]
+mod over_nccl;
 mod pieces;
+mod staged;
 mod worker;
 
 use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use self::pieces::Pieces;
 use self::worker::{Job, Outcome, Worker};
 use super::call::Call;
 use super::communicator::Communicator;
 use super::handle::Handle;
 use crate::device::{DeviceBuffer, Event, Stream};
+#[cfg(feature = "nccl")]
+use crate::types::Signature;
 use crate::types::{Deadline, Element, Error, Reduction, Result};
 
 /// How much longer than its deadline a call may take to be told: what is under way on the device is waited for.
@@ -38,6 +44,8 @@ pub(super) struct DeviceCalls {
     communicator: Communicator,
     jobs: ManuallyDrop<mpsc::Sender<Job>>,
     dead: Arc<Mutex<Option<Error>>>,
+    /// The device of the first call, and so of all.
+    ordinal: OnceLock<usize>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -50,7 +58,7 @@ impl DeviceCalls {
         let thread = thread.map_err(|error| {
             Error::environment(format_args!("cannot start a thread: {error}"), "see the limits on threads and memory")
         })?;
-        Ok(Self { communicator, jobs: ManuallyDrop::new(jobs), dead, thread: Some(thread) })
+        Ok(Self { communicator, jobs: ManuallyDrop::new(jobs), dead, ordinal: OnceLock::new(), thread: Some(thread) })
     }
 }
 
@@ -135,9 +143,9 @@ impl<T> DevicePending<T> {
     }
 }
 
-/// Collectives on device memory. They need a CUDA device, and nothing else: the network is whatever the ranks have.
-/// Each comes after what is on `stream` when it is called; when it returns, its results are on their way, and what is put
-/// on `stream` from then on sees them. They return when the network is done, not when the device is.
+/// Collectives on device memory. They need a CUDA device, and nothing else: NCCL carries them where all ranks have it, and
+/// otherwise whatever network the ranks have. Each comes after what is on `stream` when it is called; when it returns, its
+/// results are on their way, and what is put on `stream` from then on sees them.
 impl Communicator {
     /// As [`allreduce`](Self::allreduce), on device memory.
     pub fn allreduce_device<T: Element>(
@@ -266,13 +274,19 @@ impl Communicator {
         if let Some(cause) = calls.dead.lock().unwrap_or_else(PoisonError::into_inner).clone() {
             return Err(cause);
         }
+        let (given, first) = (stream.device().ordinal(), *calls.ordinal.get_or_init(|| stream.device().ordinal()));
+        if given != first {
+            return Err(Error::invalid(format_args!(
+                "a stream of device {given} given, but the calls of this communicator are on device {first}; a subgroup of \
+                 all ranks has calls of its own"
+            )));
+        }
         let ready = Event::new(stream.device())?;
         ready.record(stream)?;
         let deadline = self.deadline();
         let outcome = Arc::new(Outcome::default());
         let job = Job {
-            what: call.collective().to_string(),
-            pieces: Pieces::new(call, self.rank(), self.size()),
+            call: call.clone(),
             input,
             output,
             device: stream.device().clone(),
@@ -297,6 +311,12 @@ impl Communicator {
         }
         let calls = DeviceCalls::start(self.beneath_for_devices()?)?;
         Ok(self.inner.device.get_or_init(|| calls))
+    }
+
+    /// Why `call`, were it the next one here, would fail, if that is known.
+    #[cfg(feature = "nccl")]
+    fn refusal(&self, call: &Signature) -> Option<Error> {
+        self.inner.world.engine.refusal(self.inner.id, call)
     }
 
     /// Takes the next place in the order of calls, and gives it up on every rank.

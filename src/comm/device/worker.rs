@@ -1,7 +1,8 @@
 //! The thread that drives a communicator's calls on device memory.
 //!
 //! Calls are done one after the other, in the order in which they were made, since that is the order of the other
-//! ranks. Within a call up to four pieces are on their way: fetched from the device, with the network, delivered to it.
+//! ranks. With the first of them the ranks agree on what carries them (`agreement`): NCCL, or the way by the host, which
+//! also takes what NCCL does not do as Phalanx defines it.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -9,24 +10,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use super::pieces::{Pieces, SLOT_BYTES};
+use super::agreement::{self, Agreed};
+#[cfg(feature = "nccl")]
+use super::over_nccl::OverNccl;
+use super::staged::Staged;
+use crate::comm::call::Call;
 use crate::comm::communicator::Communicator;
-use crate::comm::handle::Handle;
-use crate::device::{Device, Event, Stager};
+use crate::device::{Device, Event};
 use crate::types::{Deadline, Error, Result};
-
-/// Slots on their way at a time, and how many of them are with the network.
-const SLOTS: usize = 4;
-const WITH_NETWORK: usize = 2;
 
 /// How often the thread looks whether what it keeps can be let go of.
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// A call to be done.
 pub(super) struct Job {
-    /// What the call is, for errors.
-    pub what: String,
-    pub pieces: Pieces,
+    pub call: Call,
     pub input: u64,
     pub output: u64,
     pub device: Device,
@@ -37,6 +35,20 @@ pub(super) struct Job {
     pub deadline: Deadline,
     pub keep: Option<Box<dyn Any + Send>>,
     pub outcome: Arc<Outcome>,
+}
+
+impl Job {
+    /// Runs `call` on host memory on the way of this job's call, whose signature it bears: a rank that makes another call
+    /// is found out. `number` tells such calls on one way apart.
+    pub fn tell(&self, call: Call, number: u8, input: &[u8], output: &mut [u8]) -> Result<(), Failure> {
+        let communicator = self.communicator.with_timeout(self.deadline.remaining(Instant::now()));
+        let call = call.on_the_way_of(&self.call, number);
+        let input = if input.is_empty() { std::ptr::null() } else { input.as_ptr() };
+        // SAFETY: the callers give as many bytes as their calls of bytes need, borrowed until the call has ended.
+        let outcome = unsafe { communicator.run(&call, input, output.as_mut_ptr()) };
+        // Whatever it is, all ranks meet it here.
+        outcome.map_err(Failure::Network)
+    }
 }
 
 /// What became of a call.
@@ -74,7 +86,8 @@ impl Drop for Job {
 }
 
 /// Whose failure ended a call.
-enum Failure {
+#[derive(Debug)]
+pub(super) enum Failure {
     /// The other ranks know.
     Network(Error),
     /// This rank's device; the others are still to be told.
@@ -89,17 +102,29 @@ impl From<Error> for Failure {
 
 /// The thread's own.
 pub(super) struct Worker {
-    pub jobs: mpsc::Receiver<Job>,
+    jobs: mpsc::Receiver<Job>,
     /// Why no call can be made any more.
-    pub dead: Arc<Mutex<Option<Error>>>,
-    stager: Option<(Device, Stager)>,
-    /// What calls were given to keep, until their last copies are done.
+    dead: Arc<Mutex<Option<Error>>>,
+    /// What all ranks agreed on with the first call.
+    agreed: Option<Agreed>,
+    staged: Staged,
+    #[cfg(feature = "nccl")]
+    nccl: Option<OverNccl>,
+    /// What calls were given to keep, until the device is done with them.
     retired: VecDeque<(Arc<Event>, Box<dyn Any + Send>)>,
 }
 
 impl Worker {
     pub fn new(jobs: mpsc::Receiver<Job>, dead: Arc<Mutex<Option<Error>>>) -> Self {
-        Self { jobs, dead, stager: None, retired: VecDeque::new() }
+        Self {
+            jobs,
+            dead,
+            agreed: None,
+            staged: Staged::default(),
+            #[cfg(feature = "nccl")]
+            nccl: None,
+            retired: VecDeque::new(),
+        }
     }
 
     /// Does jobs until there will be no more.
@@ -117,9 +142,16 @@ impl Worker {
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
         }
-        self.drain();
+        // What still has copies after that is lost rather than used again.
+        self.settle_kept();
+        #[cfg(feature = "nccl")]
+        if let Some(nccl) = self.nccl.take() {
+            nccl.end();
+        }
     }
 
+    /// Lets go of what the device is done with. Only here, between calls: to free device memory waits for the device,
+    /// and what is under way on it may wait for this thread.
     fn let_go(&mut self) {
         // An event that cannot be asked for belongs to a device that does nothing any more.
         while self.retired.front().is_some_and(|(event, _)| event.is_done().unwrap_or(true)) {
@@ -127,9 +159,8 @@ impl Worker {
         }
     }
 
-    /// Waits for the last copies. What still has some after that is lost rather than used again.
-    fn drain(&mut self) {
-        let drained = self.stager.as_mut().is_none_or(|(_, stager)| stager.drain());
+    fn settle_kept(&mut self) {
+        let drained = self.staged.drain();
         for (_, kept) in self.retired.drain(..).filter(|_| !drained) {
             std::mem::forget(kept);
         }
@@ -140,8 +171,7 @@ impl Worker {
         if let Some(cause) = dead {
             return job.outcome.tell(Err(cause));
         }
-        let mut flying = VecDeque::new();
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.carry_out(&job, &mut flying)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.carry_out(&job)));
         let failure = match outcome {
             Ok(Ok(event)) => {
                 let event = Arc::new(event);
@@ -157,99 +187,75 @@ impl Worker {
             Failure::Network(cause) => (cause, false),
             Failure::Own(cause) => (cause, true),
         };
-        for (_, handle) in flying {
-            Handle::give_up_for(&handle, cause.clone());
-        }
+        self.staged.give_up(&cause);
         if is_news {
             job.communicator.refuse_next(&cause);
         }
         // Pieces that other ranks have sent or await cannot be told from those of a next call: there will be none.
         self.dead.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| cause.clone());
-        // The memory is the caller's again once nothing is copied from or to it.
-        let drained = self.stager.as_mut().is_none_or(|(_, stager)| stager.drain());
+        // The memory is the caller's again once the device has no work with it.
+        let mut drained = self.staged.drain();
+        self.staged.let_go();
+        #[cfg(feature = "nccl")]
+        if let Some(nccl) = self.nccl.take() {
+            drained &= nccl.give_up(&cause);
+        }
         if !drained {
             std::mem::forget(job.keep.take());
         }
-        self.stager = None;
         job.outcome.tell(Err(cause));
     }
 
-    /// A stager of the job's device with slots of at least so many bytes.
-    fn stager(&mut self, device: &Device, bytes: usize) -> Result<&mut Stager> {
-        let fits = |(of, stager): &(Device, Stager)| of == device && stager.slot_bytes() >= bytes;
-        if !self.stager.as_ref().is_some_and(fits) {
-            self.stager = None;
+    /// Does what a job asks for, by whatever carries it.
+    fn carry_out(&mut self, job: &Job) -> Result<Event, Failure> {
+        if self.agreed.is_none() {
+            self.agreed = Some(self.agree(job)?);
         }
-        let (_, stager) = match self.stager.take() {
-            Some(stager) => self.stager.insert(stager),
-            None => {
-                let slots = if bytes > SLOT_BYTES * 2 { 1 } else { SLOTS };
-                let stager = Stager::new(device, slots, bytes.max(SLOT_BYTES))?;
-                self.stager.insert((device.clone(), stager))
+        #[cfg(feature = "nccl")]
+        if let Some(nccl) = &mut self.nccl
+            && let Some(collective) = nccl.carries(job)
+        {
+            return nccl.carry_out(job, collective);
+        }
+        self.staged.carry_out(job)
+    }
+
+    /// Agrees with the other ranks on what carries the calls, and makes it ready.
+    fn agree(&mut self, job: &Job) -> Result<Agreed, Failure> {
+        #[cfg(feature = "nccl")]
+        let mut library = None;
+        let nccl = || {
+            #[cfg(feature = "nccl")]
+            {
+                let version = library.insert(crate::device::nccl::Library::load()?).version();
+                Ok([version.major, version.minor, version.patch])
             }
+            #[cfg(not(feature = "nccl"))]
+            Err(Error::environment("this build has no NCCL", "build with the feature nccl"))
         };
-        Ok(stager)
-    }
-
-    /// Moves all pieces of a job. What is with the network when this fails is left in `flying`.
-    fn carry_out(&mut self, job: &Job, flying: &mut VecDeque<(usize, Handle)>) -> Result<Event, Failure> {
-        let piece = |number| job.pieces.piece(number, job.input, job.output);
-        let (count, bytes) = (job.pieces.count(), piece(0).bytes);
-        let stager = self.stager(&job.device, bytes)?;
-        let slots = stager.slot_count();
-        stager.follow(&job.ready)?;
-        for number in 0..count.min(slots) {
-            // SAFETY: whoever made the job answers for its memory until its outcome is told, and after a failure that is
-            // not before everything is drained.
-            unsafe { stager.fetch(number, &piece(number).fetch)? };
-        }
-        for number in 0..count {
-            let slot = number % slots;
-            if !stager.await_fetched(slot, job.deadline)? {
-                return Err(Failure::Own(late(job)));
-            }
-            let piece = piece(number);
-            let start = stager.memory(slot);
-            let timeout = job.deadline.remaining(Instant::now());
-            let communicator = job.communicator.with_timeout(timeout);
-            // SAFETY: the slot has room for the whole piece, and is not used again before the operation has ended.
-            let handle = unsafe {
-                let input = piece.input.map_or(std::ptr::null(), |at| start.add(at).cast_const());
-                communicator.submit(&piece.call, input, start.add(piece.output), None)?
-            };
-            flying.push_back((number, handle));
-            if flying.len() == WITH_NETWORK.min(slots) {
-                land(stager, job, flying)?;
+        let agreed = agreement::agree(job, nccl)?;
+        #[cfg(feature = "nccl")]
+        let mut agreed = agreed;
+        #[cfg(feature = "nccl")]
+        if let (agreement::Carrier::Nccl, Some(library)) = (agreed.carrier, &library) {
+            match OverNccl::start(job, library, agreed.insists)? {
+                Ok(nccl) => self.nccl = Some(nccl),
+                Err(cause) => agreed = agreed.without_nccl(cause)?,
             }
         }
-        while !flying.is_empty() {
-            land(stager, job, flying)?;
+        tracing::debug!(carrier = ?agreed.carrier, insists = agreed.insists, "what carries device calls");
+        if let (0, Some(why)) = (job.communicator.rank(), &agreed.why_not) {
+            tracing::warn!("device memory goes through host memory, not over NCCL: {why}");
         }
-        Ok(stager.mark()?)
+        Ok(agreed)
     }
 }
 
-/// Waits for the oldest piece that is with the network, delivers it, and fetches the next one into its slot.
-fn land(stager: &mut Stager, job: &Job, flying: &mut VecDeque<(usize, Handle)>) -> Result<(), Failure> {
-    let Some((number, handle)) = flying.pop_front() else { return Ok(()) };
-    handle.wait().map_err(Failure::Network)?;
-    let slots = stager.slot_count();
-    let piece = |number| job.pieces.piece(number, job.input, job.output);
-    // SAFETY: as in `carry_out`.
-    unsafe {
-        stager.deliver(number % slots, &piece(number).deliver)?;
-        if number + slots < job.pieces.count() {
-            stager.fetch(number % slots, &piece(number + slots).fetch)?;
-        }
-    }
-    Ok(())
-}
-
-/// The device did not get to the copy.
-fn late(job: &Job) -> Error {
-    let what = format_args!("{}: device {} had not come to the call by its deadline", job.what, job.device.ordinal());
+/// The device did not get to the call.
+pub(super) fn late(job: &Job) -> Error {
+    let (what, device) = (job.call.collective(), job.device.ordinal());
     Error::environment(
-        what,
+        format_args!("{what}: device {device} had not come to the call by its deadline"),
         "look at the work that is on the stream before the call: it does not end; PHALANX_TIMEOUT sets the limit",
     )
 }

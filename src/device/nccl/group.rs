@@ -28,8 +28,6 @@ pub trait Calls {
     fn made(&mut self) -> Option<Self::Raw>;
     /// Begins to end a communicator, when all ranks have.
     fn finalize(&mut self, raw: Self::Raw) -> Code;
-    /// Frees a communicator that has ended.
-    fn destroy(&mut self, raw: Self::Raw) -> Code;
     /// Gives up what is in flight, and frees a communicator.
     fn abort(&mut self, raw: Self::Raw) -> Code;
     /// What NCCL says of its last error.
@@ -110,6 +108,8 @@ enum State<R> {
 pub struct Group<C: Calls> {
     calls: C,
     state: State<C::Raw>,
+    /// Communicators of a group that has failed, which are still to be freed.
+    left: Vec<C::Raw>,
     generation: Generation,
     rank: usize,
     size: usize,
@@ -136,6 +136,7 @@ where
         let mut group = Self {
             calls,
             state: State::Ended,
+            left: Vec::new(),
             generation,
             rank,
             size,
@@ -163,6 +164,7 @@ where
         let mut group = Self {
             calls,
             state: State::Changing(None),
+            left: Vec::new(),
             generation: change.generation,
             rank: change.rank,
             size: change.size,
@@ -220,7 +222,7 @@ where
                     waited,
                     detail: "over NCCL, which does not say whom it waits for; it was aborted".into(),
                 };
-                self.give_up(error.clone());
+                self.fail(error.clone());
                 Err(error)
             }
             IN_PROGRESS if is_waiting => Ok(Progress::Pending),
@@ -229,7 +231,7 @@ where
             SUCCESS => self.advance(),
             code => {
                 let error = self.error(raw, code);
-                self.give_up(error.clone());
+                self.fail(error.clone());
                 Err(error)
             }
         }
@@ -246,7 +248,7 @@ where
                 let Some(made) = self.calls.made() else {
                     let error = Error::internal("NCCL made no communicator and says that it did");
                     self.state = State::Changing(old);
-                    self.give_up(error.clone());
+                    self.fail(error.clone());
                     return Err(error);
                 };
                 if let Some(old) = old.filter(|old| *old != made) {
@@ -257,7 +259,9 @@ where
                 Ok(Progress::Pending)
             }
             State::Ending(raw) => {
-                self.calls.destroy(raw);
+                // Everything is flushed. `ncclCommDestroy` would wait for the other ranks of this host, who may go on with
+                // something else.
+                self.calls.abort(raw);
                 Ok(Progress::Ended)
             }
             State::Ended => Ok(Progress::Ended),
@@ -294,7 +298,7 @@ where
             }
             code => {
                 let error = self.error(Some(raw), code);
-                self.give_up(error.clone());
+                self.fail(error.clone());
                 Err(error)
             }
         }
@@ -362,21 +366,19 @@ where
         self.began(code);
     }
 
-    /// Gives up what is in flight, frees the communicator, and fails from now on with `cause`.
+    /// Gives up what is in flight, frees the communicator, and fails from now on: with `cause`, if it has not failed
+    /// before. Takes as long as the device needs to leave what it does.
     pub fn give_up(&mut self, cause: Error) {
-        match std::mem::replace(&mut self.state, State::Failed(cause)) {
-            State::Starting(raw) | State::Ready(raw) | State::Working(raw) | State::Ending(raw) => {
-                self.calls.abort(raw);
-            }
-            State::Changing(old) => {
-                let made = self.calls.made();
-                for raw in [made, old.filter(|old| Some(*old) != made)].into_iter().flatten() {
-                    self.calls.abort(raw);
-                }
-            }
-            // The first cause stays.
-            State::Failed(first) => self.state = State::Failed(first),
-            State::Ended => self.state = State::Ended,
+        self.fail(cause);
+        self.free();
+    }
+
+    /// Fails from now on. What is left is freed by [`give_up`](Self::give_up), so that the other ranks can be told first.
+    fn fail(&mut self, cause: Error) {
+        // The first cause stays, and what has ended has.
+        if !matches!(self.state, State::Failed(_) | State::Ended) {
+            self.set_aside();
+            self.state = State::Failed(cause);
         }
     }
 
@@ -389,7 +391,7 @@ where
                 _ => None,
             };
             let error = self.error(raw, code);
-            self.give_up(error);
+            self.fail(error);
         }
     }
 
@@ -399,20 +401,31 @@ where
     }
 }
 
+impl<C: Calls> Group<C> {
+    /// Its communicators are among what is left.
+    fn set_aside(&mut self) {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Starting(raw) | State::Ready(raw) | State::Working(raw) | State::Ending(raw) => self.left.push(raw),
+            State::Changing(old) => {
+                let made = self.calls.made();
+                self.left.extend(made);
+                self.left.extend(old.filter(|old| Some(*old) != made));
+            }
+            State::Failed(_) | State::Ended => {}
+        }
+    }
+
+    fn free(&mut self) {
+        for raw in self.left.drain(..) {
+            self.calls.abort(raw);
+        }
+    }
+}
+
 /// Whatever is left is given up: nothing of it may outlive the group.
 impl<C: Calls> Drop for Group<C> {
     fn drop(&mut self) {
-        match &self.state {
-            State::Starting(raw) | State::Ready(raw) | State::Working(raw) | State::Ending(raw) => {
-                self.calls.abort(*raw);
-            }
-            State::Changing(old) => {
-                let made = self.calls.made();
-                for raw in [made, old.filter(|old| Some(*old) != made)].into_iter().flatten() {
-                    self.calls.abort(raw);
-                }
-            }
-            State::Ended | State::Failed(_) => {}
-        }
+        self.set_aside();
+        self.free();
     }
 }

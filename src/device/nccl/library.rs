@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use cudarc::nccl::sys;
 
-use super::group::{Calls, Work};
+use super::group::Calls;
 use super::results::{self, Code};
+use super::work::{CollectiveCall, CollectiveWork};
 use crate::device::context::Device;
 use crate::device::libraries::{self, calls};
-use crate::device::stream::Stream;
-use crate::types::{Collective, DataType, Error, ReduceOp, Reduction, Result};
+use crate::types::{Collective, Error, Result};
 
 /// What a user of NCCL's configuration has not chosen.
 const UNDEFINED: c_int = c_int::MIN;
@@ -43,7 +43,6 @@ calls! {
         ncclCommInitRankConfig(*mut Raw, c_int, sys::ncclUniqueId, c_int, *mut sys::ncclConfig_t) -> Code;
         ncclCommGetAsyncError(Raw, *mut Code) -> Code;
         ncclCommFinalize(Raw) -> Code;
-        ncclCommDestroy(Raw) -> Code;
         ncclCommAbort(Raw) -> Code;
         ncclGetErrorString(Code) -> *const c_char;
         ncclGroupStart() -> Code;
@@ -260,100 +259,12 @@ pub(super) fn configuration() -> sys::ncclConfig_t {
     }
 }
 
-/// NCCL's number for an element type; none for those it does not have.
-fn data_type(dtype: DataType) -> Option<c_int> {
-    Some(match dtype {
-        DataType::I8 => 0,
-        DataType::U8 => 1,
-        DataType::I32 => 2,
-        DataType::U32 => 3,
-        DataType::I64 => 4,
-        DataType::U64 => 5,
-        DataType::F16 => 6,
-        DataType::F32 => 7,
-        DataType::F64 => 8,
-        DataType::BF16 => 9,
-        DataType::I16 | DataType::Bool => return None,
-    })
-}
-
-/// NCCL's number for an op; none for those it does not have.
-fn reduce_op(op: ReduceOp) -> Option<c_int> {
-    Some(match op {
-        ReduceOp::Sum => 0,
-        ReduceOp::Product => 1,
-        ReduceOp::Max => 2,
-        ReduceOp::Min => 3,
-        ReduceOp::Average => 4,
-        _ => return None,
-    })
-}
-
-/// A collective for NCCL, without its memory.
-#[derive(Clone, Debug)]
-pub struct CollectiveCall {
-    /// The call in words.
-    pub name: String,
-    /// Which.
-    pub collective: Collective,
-    /// NCCL's numbers for the element type and the op, as [`numbers`](Self::numbers) gives them.
-    pub numbers: (c_int, c_int),
-    /// The root of a rooted collective.
-    pub root: usize,
-    /// Elements: of the whole buffer, or of a block.
-    pub count: usize,
-    /// Bytes of an element.
-    pub width: usize,
-    /// The ranks.
-    pub size: usize,
-}
-
-/// One collective for NCCL, on memory of its communicator's device.
-#[derive(Debug)]
-pub struct CollectiveWork {
-    call: CollectiveCall,
-    input: u64,
-    output: u64,
-    stream: Arc<Stream>,
-}
-
-impl CollectiveWork {
-    /// A call with its memory, to be put on `stream`.
-    ///
-    /// # Safety
-    ///
-    /// `input` and `output` must have the elements that the collective needs, in memory of the communicator's device,
-    /// and stay valid until the stream is past the call.
-    pub unsafe fn new(call: CollectiveCall, input: u64, output: u64, stream: Arc<Stream>) -> Self {
-        Self { call, input, output, stream }
-    }
-}
-
-impl CollectiveCall {
-    /// NCCL's numbers for an element type and an op; `None` for what NCCL does not carry as Phalanx defines it: types and
-    /// ops that it lacks, factors, averages of integers (which it rounds otherwise). Those go through host memory.
-    pub fn numbers(dtype: DataType, reduction: Option<&Reduction>) -> Option<(c_int, c_int)> {
-        let Some(reduction) = reduction else {
-            // Nothing is combined: bytes are bytes.
-            return Some((data_type(dtype).or((dtype == DataType::Bool).then_some(1))?, 0));
-        };
-        let is_scaled = reduction.prescale != 1.0 || reduction.postscale != 1.0;
-        if is_scaled || (reduction.op == ReduceOp::Average && !dtype.is_float()) {
-            return None;
-        }
-        Some((data_type(dtype)?, reduce_op(reduction.op)?))
-    }
-}
-
-impl Work for CollectiveWork {
-    fn name(&self) -> &str {
-        &self.call.name
-    }
-}
-
 /// A communicator of NCCL's, as a name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Communicator(Raw);
+
+// SAFETY: a name, of which the calls are made by one thread at a time.
+unsafe impl Send for Communicator {}
 
 /// The calls of one rank with one device.
 pub struct Opened {
@@ -371,6 +282,37 @@ impl Opened {
         &self.library.inner.functions
     }
 
+    /// Block by block from each rank to each rank, as one.
+    ///
+    /// # Safety
+    ///
+    /// The communicator must live.
+    unsafe fn exchange(&self, raw: Raw, work: &CollectiveWork) -> Code {
+        let functions = self.functions();
+        let CollectiveCall { numbers: (data_type, _), count, width, size, .. } = work.call;
+        let (source, target) = work.ends();
+        let stream = work.stream.handle().cast::<c_void>();
+        // SAFETY: whoever made the work answers for the memory, block by block; the communicator and the stream live.
+        unsafe {
+            let mut code = (functions.ncclGroupStart)();
+            for rank in 0..size {
+                let (at, peer) = ((rank * count * width) as u64, rank as c_int);
+                let (from, to) = ((source + at) as usize as Source, (target + at) as usize as Place);
+                for result in [
+                    (functions.ncclSend)(from, count, data_type, peer, raw, stream),
+                    (functions.ncclRecv)(to, count, data_type, peer, raw, stream),
+                ] {
+                    if code == results::SUCCESS && result != results::IN_PROGRESS {
+                        code = result;
+                    }
+                }
+            }
+            // A group that was started must be ended, whatever came of it.
+            let ended = (functions.ncclGroupEnd)();
+            if code == results::SUCCESS { ended } else { code }
+        }
+    }
+
     fn made_place(&mut self) -> *mut Raw {
         *self.made = ptr::null_mut();
         &raw mut *self.made
@@ -379,6 +321,9 @@ impl Opened {
 
 /// A device that cannot be entered, as a result of NCCL's.
 const NO_DEVICE: Code = 1;
+
+/// What NCCL has no function for.
+const INVALID_ARGUMENT: Code = 4;
 
 impl Calls for Opened {
     type Raw = Communicator;
@@ -414,8 +359,9 @@ impl Calls for Opened {
     fn enqueue(&mut self, Communicator(raw): Communicator, work: &CollectiveWork) -> Code {
         let Ok(_entered) = self.device.enter() else { return NO_DEVICE };
         let functions = &self.library.inner.functions;
-        let CollectiveCall { numbers: (data_type, op), count, width, size, root, collective, .. } = work.call;
-        let (source, target) = (work.input as usize as Source, work.output as usize as Place);
+        let CollectiveCall { numbers: (data_type, op), count, root, collective, .. } = work.call;
+        let (source, target) = work.ends();
+        let (source, target) = (source as usize as Source, target as usize as Place);
         let (root, stream) = (root as c_int, work.stream.handle().cast::<c_void>());
         // SAFETY: whoever made the work answers for the memory; the communicator and the stream live.
         unsafe {
@@ -427,25 +373,8 @@ impl Calls for Opened {
                 Collective::ReduceScatter => {
                     (functions.ncclReduceScatter)(source, target, count, data_type, op, raw, stream)
                 }
-                Collective::Alltoall => {
-                    let block = |base: u64, rank: usize| base as usize + rank * count * width;
-                    let mut code = (functions.ncclGroupStart)();
-                    for rank in 0..size {
-                        let peer = rank as c_int;
-                        let (from, to) = (block(work.input, rank) as Source, block(work.output, rank) as Place);
-                        for result in [
-                            (functions.ncclSend)(from, count, data_type, peer, raw, stream),
-                            (functions.ncclRecv)(to, count, data_type, peer, raw, stream),
-                        ] {
-                            if code == results::SUCCESS && result != results::IN_PROGRESS {
-                                code = result;
-                            }
-                        }
-                    }
-                    let ended = (functions.ncclGroupEnd)();
-                    if code == results::SUCCESS { ended } else { code }
-                }
-                _ => 4,
+                Collective::Alltoall => self.exchange(raw, work),
+                _ => INVALID_ARGUMENT,
             }
         }
     }
@@ -481,11 +410,6 @@ impl Calls for Opened {
     fn finalize(&mut self, Communicator(raw): Communicator) -> Code {
         // SAFETY: the communicator lives.
         unsafe { (self.functions().ncclCommFinalize)(raw) }
-    }
-
-    fn destroy(&mut self, Communicator(raw): Communicator) -> Code {
-        // SAFETY: the communicator lives, and is not used again.
-        unsafe { (self.functions().ncclCommDestroy)(raw) }
     }
 
     fn abort(&mut self, Communicator(raw): Communicator) -> Code {

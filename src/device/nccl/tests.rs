@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::group::{Calls, Change, Group, Progress, Way, Work};
-use super::library::{Abilities, CollectiveCall, UniqueId, Version, check_age, configuration};
+use super::library::{Abilities, UniqueId, Version, check_age, configuration};
 use super::results::{Code, IN_PROGRESS, SUCCESS};
+use super::work::CollectiveCall;
 use crate::types::{DataType, Deadline, Error, Generation, ReduceOp, Reduction};
 
 const ID: UniqueId = UniqueId([7; 128]);
@@ -90,10 +91,6 @@ impl Calls for Script {
         self.answer(&format!("finalize {raw}"))
     }
 
-    fn destroy(&mut self, raw: u32) -> Code {
-        self.answer(&format!("destroy {raw}"))
-    }
-
     fn abort(&mut self, raw: u32) -> Code {
         self.answer(&format!("abort {raw}"))
     }
@@ -138,7 +135,7 @@ fn a_group_is_made_used_and_ended() {
             ("finalize 1", IN_PROGRESS),
             ("state 1", IN_PROGRESS),
             ("state 1", SUCCESS),
-            ("destroy 1", SUCCESS),
+            ("abort 1", SUCCESS),
         ],
     );
     assert!(group.enqueue(&Allreduce, Generation::FIRST, now, deadline).is_err(), "it is not ready");
@@ -309,15 +306,39 @@ fn where_the_old_one_is_no_help_a_new_one_is_made() {
 
 #[test]
 fn what_nccl_does_otherwise_is_not_given_to_it() {
-    let numbers = |dtype, op| CollectiveCall::numbers(dtype, Some(&Reduction::new(op)));
-    assert_eq!(numbers(DataType::F32, ReduceOp::Sum), Some((7, 0)));
-    assert_eq!(numbers(DataType::BF16, ReduceOp::Average), Some((9, 4)));
-    assert_eq!(numbers(DataType::I32, ReduceOp::Average), None);
-    assert_eq!(numbers(DataType::I16, ReduceOp::Sum), None);
-    assert_eq!(numbers(DataType::U8, ReduceOp::BitXor), None);
+    let among = |size, insists, dtype, op| CollectiveCall::numbers(dtype, Some(&Reduction::new(op)), size, insists);
+    let refused = |dtype, op, why: &str| {
+        assert!(among(4, false, dtype, op).unwrap_err().contains(why));
+        assert!(among(4, true, dtype, op).unwrap_err().contains(why), "even where NCCL is insisted on");
+    };
+    refused(DataType::I32, ReduceOp::Average, "averages of integers");
+    refused(DataType::I16, ReduceOp::Sum, "elements of the type");
+    refused(DataType::Bool, ReduceOp::Sum, "elements of the type");
+    refused(DataType::U8, ReduceOp::BitXor, "lacks the op");
     let scaled = Reduction::new(ReduceOp::Sum).postscale(0.5);
-    assert_eq!(CollectiveCall::numbers(DataType::F32, Some(&scaled)), None);
-    assert_eq!(CollectiveCall::numbers(DataType::Bool, None), Some((1, 0)));
+    assert!(CollectiveCall::numbers(DataType::F32, Some(&scaled), 2, true).unwrap_err().contains("factors"));
+    // What it rounds otherwise it is given where that was asked for.
+    for (size, dtype, op, why, numbers) in [
+        (3, DataType::BF16, ReduceOp::Sum, "halves", (9, 0)),
+        (4, DataType::F16, ReduceOp::Average, "halves", (6, 4)),
+        (2, DataType::F32, ReduceOp::Min, "NaN", (7, 3)),
+        (3, DataType::F64, ReduceOp::Average, "power of two", (8, 4)),
+    ] {
+        assert!(among(size, false, dtype, op).unwrap_err().contains(why));
+        assert_eq!(among(size, true, dtype, op), Ok(numbers));
+    }
+    for (size, dtype, op, numbers) in [
+        (7, DataType::F32, ReduceOp::Sum, (7, 0)),
+        (4, DataType::F32, ReduceOp::Average, (7, 4)),
+        (2, DataType::BF16, ReduceOp::Sum, (9, 0)),
+        (3, DataType::I64, ReduceOp::Max, (4, 2)),
+    ] {
+        assert_eq!(among(size, false, dtype, op), Ok(numbers));
+    }
+    // What is only moved has as many bytes, whatever it is.
+    for (dtype, number) in [(DataType::Bool, 1), (DataType::I16, 6), (DataType::F32, 3), (DataType::F64, 5)] {
+        assert_eq!(CollectiveCall::numbers(dtype, None, 3, false), Ok((number, 0)));
+    }
 }
 
 #[test]

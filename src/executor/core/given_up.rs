@@ -159,6 +159,28 @@ impl Core {
         drop(channel.take_early(tag.sequence));
         channel.abort(tag.sequence, cause);
         self.tell_abort(tag, cause);
+        self.forgo_boards(tag, cause, true);
+    }
+
+    /// Why the next operation of a communicator would fail, if that is known: its view is over, another rank gave it up
+    /// or learnt late of one before, a member is gone.
+    #[cfg(feature = "nccl")]
+    pub fn refusal(&self, communicator: crate::types::CommunicatorId, call: &crate::types::Signature) -> Option<Error> {
+        let channel = self.channels.get(&communicator)?;
+        if let Some(cause) = &channel.over {
+            return Some(cause.clone());
+        }
+        if self.closed {
+            return Some(Error::Closed { what: call.to_string().into() });
+        }
+        let given_up = channel.abort_cause(channel.next_sequence).or(channel.late_failure.as_ref()).cloned();
+        let lost = || {
+            channel.members.iter().enumerate().find_map(|(rank, &member)| match &self.peers[member] {
+                Peer::Gone(detail) => Some(channel.failure(rank, call, detail)),
+                _ => None,
+            })
+        };
+        given_up.or_else(lost).map(|cause| self.seen(communicator, cause))
     }
 
     /// Gives up the operation of this completion, if it is in flight.

@@ -83,13 +83,37 @@ pub(super) fn judge(seen: &DevicesSeen, has_gpu: bool) -> Vec<Finding> {
             ),
         });
     }
-    let use_text = if seen.devices.is_empty() {
-        "no device: collectives are on host memory"
-    } else {
-        "device memory goes through pinned host memory, over the transports below; NCCL is not called by collectives yet"
-    };
-    findings.push(Finding::ok(PART, "collectives", use_text));
+    findings.push(collectives(seen));
     findings
+}
+
+/// What carries collectives on device memory.
+#[cfg(feature = "cuda")]
+fn collectives(seen: &DevicesSeen) -> Finding {
+    use crate::bootstrap::{DEVICE_COLLECTIVES, DeviceCollectives, Variables, settings};
+    let name = DEVICE_COLLECTIVES.name;
+    // A value that cannot be read is told with the other variables.
+    let wish = settings(&Variables::of_process()).map(|settings| settings.device_collectives).unwrap_or_default();
+    let staged = "through pinned host memory, over the transports below";
+    let finding = |text: String| Finding::ok(PART, "collectives", text);
+    match (wish, seen.nccl.is_some()) {
+        _ if seen.devices.is_empty() => finding("no device: collectives are on host memory".into()),
+        (DeviceCollectives::Staged, _) => finding(format!("device memory goes {staged}: {name}=staged")),
+        (DeviceCollectives::Auto, false) => finding(format!("device memory goes {staged}; NCCL would carry it")),
+        (DeviceCollectives::Nccl, false) => Finding::note(
+            PART,
+            "collectives",
+            format!("{name}=nccl, but there is no NCCL: collectives on device memory will fail"),
+            format!("install NCCL, or set {name} to auto"),
+        ),
+        (DeviceCollectives::Auto, true) => finding(format!(
+            "NCCL carries device memory where all ranks have the same and a device each; what it rounds otherwise than \
+             host memory goes {staged}"
+        )),
+        (DeviceCollectives::Nccl, true) => {
+            finding(format!("{name}=nccl: NCCL carries device memory, all that it knows; the rest goes {staged}"))
+        }
+    }
 }
 
 #[cfg(all(test, feature = "cuda"))]
@@ -128,6 +152,6 @@ mod tests {
         let kernels: Vec<_> = findings.iter().filter(|finding| finding.name == "its kernels").collect();
         assert_eq!((kernels[0].text.as_str(), kernels[0].state), ("NVRTC 12.8", State::Ok));
         assert_eq!((kernels[1].text.as_str(), kernels[1].state), ("none: NVRTC was not found", State::Note));
-        assert!(findings.last().is_some_and(|finding| finding.text.contains("pinned host memory")));
+        assert!(findings.last().is_some_and(|finding| finding.text.contains("NCCL would carry it")));
     }
 }

@@ -1,0 +1,291 @@
+//! What carries a communicator's device calls: agreed on by all ranks with the first of them.
+//!
+//! Each rank tells all others what it has (its [`Record`]), over the host communicator beneath. From the same records
+//! [`decide`] makes the same choice on every rank, and says why.
+
+use crate::bootstrap::{DEVICE_COLLECTIVES, DeviceCollectives, Variables, settings};
+use crate::comm::call::Call;
+use crate::device::{Device, DeviceIdentity};
+use crate::types::{DataType, Error, Result};
+
+use super::worker::{Failure, Job};
+
+/// Bytes of text that travel in a record: enough for any reason.
+const TEXT_BYTES: usize = 400;
+
+/// Bytes of a record.
+const RECORD_BYTES: usize = 2 + 12 + 12 + 16 + 2 + TEXT_BYTES;
+
+/// What carries calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    /// Pinned host memory, and the host communicator.
+    Staged,
+    /// NCCL.
+    Nccl,
+}
+
+/// What a rank has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    wish: DeviceCollectives,
+    device: DeviceIdentity,
+    /// NCCL's version, or why it cannot be used.
+    nccl: Result<[u32; 3], String>,
+}
+
+/// What all ranks agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Agreed {
+    pub carrier: Carrier,
+    /// Whether NCCL is to carry all that it knows, whatever it rounds otherwise.
+    pub insists: bool,
+    /// Why it is not NCCL, if nobody wished that.
+    pub why_not: Option<String>,
+}
+
+impl Agreed {
+    /// What holds when NCCL made no communicator, on any rank.
+    #[cfg(feature = "nccl")]
+    pub fn without_nccl(self, cause: Error) -> Result<Self, Failure> {
+        if self.insists {
+            return Err(Failure::Network(cause));
+        }
+        Ok(Self { carrier: Carrier::Staged, why_not: Some(cause.to_string()), ..self })
+    }
+}
+
+/// Tells the other ranks what this one has, and decides.
+pub(super) fn agree(job: &Job, nccl: impl FnOnce() -> Result<[u32; 3]>) -> Result<Agreed, Failure> {
+    let wish = settings(&Variables::of_process())?.device_collectives;
+    let own = Record::of(&job.device, wish, nccl).encode();
+    let size = job.communicator.size();
+    let mut all = vec![0; own.len() * size];
+    job.tell(Call::allgather(DataType::U8, own.len()), 1, &own, &mut all)?;
+    let records: Option<Vec<_>> = all.chunks_exact(own.len()).map(Record::decode).collect();
+    let records = records.ok_or_else(|| Error::internal("a rank told something else than what it has"))?;
+    decide(&records, &job.communicator.view().hosts).map_err(Failure::Network)
+}
+
+impl Record {
+    fn of(device: &Device, wish: DeviceCollectives, nccl: impl FnOnce() -> Result<[u32; 3]>) -> Self {
+        if wish == DeviceCollectives::Staged {
+            // Nothing is loaded that is not wanted.
+            return Self { wish, device: DeviceIdentity::default(), nccl: Err("not wanted".into()) };
+        }
+        let identity = device.identity();
+        let known = identity.clone().unwrap_or_default();
+        let nccl = identity.and_then(|_| nccl()).map_err(|error| error.to_string());
+        Self { wish, device: known, nccl }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let wish = match self.wish {
+            DeviceCollectives::Auto => 0,
+            DeviceCollectives::Nccl => 1,
+            DeviceCollectives::Staged => 2,
+        };
+        let mut bytes = vec![wish, u8::from(self.nccl.is_ok())];
+        let version = self.nccl.as_ref().copied().unwrap_or_default();
+        version.iter().chain(&self.device.place).for_each(|number| bytes.extend(number.to_le_bytes()));
+        bytes.extend(self.device.uuid);
+        bytes.extend(encode_text(self.nccl.as_ref().err().map_or("", String::as_str)));
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
+        let wish = match bytes[0] {
+            0 => DeviceCollectives::Auto,
+            1 => DeviceCollectives::Nccl,
+            2 => DeviceCollectives::Staged,
+            _ => return None,
+        };
+        let numbers = |from: usize| {
+            std::array::from_fn(|number| {
+                u32::from_le_bytes(std::array::from_fn(|byte| bytes[from + 4 * number + byte]))
+            })
+        };
+        let uuid = std::array::from_fn(|byte| bytes[26 + byte]);
+        let nccl = if bytes[1] == 1 { Ok(numbers(2)) } else { Err(decode_text(&bytes[42..])) };
+        Some(Self { wish, device: DeviceIdentity { place: numbers(14), uuid }, nccl })
+    }
+}
+
+/// A text in so many bytes, whatever its length; what does not fit is cut off.
+pub(super) fn encode_text(text: &str) -> [u8; 2 + TEXT_BYTES] {
+    let mut bytes = [0; 2 + TEXT_BYTES];
+    let length = text.len().min(TEXT_BYTES);
+    bytes[..2].copy_from_slice(&(length as u16).to_le_bytes());
+    bytes[2..][..length].copy_from_slice(&text.as_bytes()[..length]);
+    bytes
+}
+
+/// Reads such a text. Whatever the bytes are, it is one.
+pub(super) fn decode_text(bytes: &[u8]) -> String {
+    let length = bytes.first_chunk().map_or(0, |length| usize::from(u16::from_le_bytes(*length)));
+    let text = bytes.get(2..).unwrap_or_default();
+    String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned()
+}
+
+/// Chooses, from what all ranks have and which host each is on.
+///
+/// # Errors
+///
+/// The same on every rank: wishes that contradict each other, or NCCL wished for where it cannot be.
+pub(super) fn decide(records: &[Record], hosts: &[usize]) -> Result<Agreed> {
+    let name = DEVICE_COLLECTIVES.name;
+    let with = |wish| (0..records.len()).filter(|&rank| records[rank].wish == wish).collect::<Vec<_>>();
+    let (insisting, refusing) = (with(DeviceCollectives::Nccl), with(DeviceCollectives::Staged));
+    if !insisting.is_empty() && !refusing.is_empty() {
+        let (insisting, refusing) = (ranks(&insisting), ranks(&refusing));
+        return Err(Error::environment(
+            format_args!("{name} is nccl on {insisting} and staged on {refusing}"),
+            "set it alike on all ranks",
+        ));
+    }
+    let staged = |why_not| Agreed { carrier: Carrier::Staged, insists: false, why_not };
+    if !refusing.is_empty() {
+        return Ok(staged(None));
+    }
+    let insists = !insisting.is_empty();
+    match obstacle(records, hosts) {
+        None => Ok(Agreed { carrier: Carrier::Nccl, insists, why_not: None }),
+        Some(why) if insists => Err(Error::environment(
+            format_args!("{name} is nccl on {}, but NCCL cannot be used: {why}", ranks(&insisting)),
+            format_args!("mend that, or set {name} to auto"),
+        )),
+        Some(why) => Ok(staged(Some(why))),
+    }
+}
+
+/// Why NCCL cannot carry the calls of these ranks.
+fn obstacle(records: &[Record], hosts: &[usize]) -> Option<String> {
+    let lacking: Vec<_> = (0..records.len()).filter(|&rank| records[rank].nccl.is_err()).collect();
+    if let Some(Err(reason)) = lacking.first().map(|&rank| &records[rank].nccl) {
+        return Some(format!("{} cannot: {reason}", ranks(&lacking)));
+    }
+    let version =
+        |rank: usize| records[rank].nccl.as_ref().map(|version| version.map(|part| part.to_string()).join("."));
+    if let Some(other) = (1..records.len()).find(|&rank| records[rank].nccl != records[0].nccl)
+        && let (Ok(first), Ok(second)) = (version(0), version(other))
+    {
+        return Some(format!("rank 0 has version {first}, rank {other} has {second}"));
+    }
+    for (rank, record) in records.iter().enumerate() {
+        let has_the_same = |other: usize| {
+            let (device, here) = (&records[other].device, hosts.get(other) == hosts.get(rank));
+            (here && device.place == record.device.place)
+                || (device.uuid != [0; 16] && device.uuid == record.device.uuid)
+        };
+        if let Some(other) = (0..rank).find(|&other| has_the_same(other)) {
+            return Some(format!("ranks {other} and {rank} have the same device, and NCCL wants one for each rank"));
+        }
+    }
+    None
+}
+
+/// Ranks in words: all of a few, some of many.
+fn ranks(ranks: &[usize]) -> String {
+    const NAMED: usize = 8;
+    let named: Vec<_> = ranks.iter().take(NAMED).map(ToString::to_string).collect();
+    let rest = ranks.len().saturating_sub(NAMED);
+    let others = if rest == 0 { String::new() } else { format!(" and {rest} others") };
+    format!("rank{} {}{others}", if ranks.len() == 1 { "" } else { "s" }, named.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(wish: DeviceCollectives, number: u32) -> Record {
+        let mut uuid = [0; 16];
+        uuid[0] = number as u8 + 1;
+        Record { wish, device: DeviceIdentity { place: [0, number, 0], uuid }, nccl: Ok([2, 27, 3]) }
+    }
+
+    fn four(wish: DeviceCollectives) -> Vec<Record> {
+        (0..4).map(|number| record(wish, number)).collect()
+    }
+
+    const ONE_HOST: [usize; 4] = [0; 4];
+
+    fn why_not(records: &[Record], hosts: &[usize]) -> String {
+        let agreed = decide(records, hosts).unwrap();
+        assert_eq!(agreed.carrier, Carrier::Staged);
+        let why = agreed.why_not.unwrap();
+        // Whoever insists hears the same as an error.
+        let insisting: Vec<_> =
+            records.iter().cloned().map(|record| Record { wish: DeviceCollectives::Nccl, ..record }).collect();
+        let error = decide(&insisting, hosts).unwrap_err().to_string();
+        assert!(error.contains(&why) && error.contains("PHALANX_DEVICE_COLLECTIVES is nccl on ranks 0"), "{error}");
+        why
+    }
+
+    #[test]
+    fn nccl_is_chosen_where_every_rank_has_it_and_a_device_of_its_own() {
+        let agreed = decide(&four(DeviceCollectives::Auto), &ONE_HOST).unwrap();
+        assert_eq!(agreed, Agreed { carrier: Carrier::Nccl, insists: false, why_not: None });
+        let mut records = four(DeviceCollectives::Auto);
+        records[2].wish = DeviceCollectives::Nccl;
+        assert!(decide(&records, &ONE_HOST).unwrap().insists, "one rank's wish is enough");
+        // The same place on two hosts is two devices.
+        records[3].device.place = records[0].device.place;
+        assert_eq!(decide(&records, &[0, 0, 1, 1]).unwrap().carrier, Carrier::Nccl);
+    }
+
+    #[test]
+    fn what_keeps_nccl_away_is_said_with_the_ranks() {
+        let mut records = four(DeviceCollectives::Auto);
+        records[2].nccl = Err("NCCL was not found".into());
+        assert_eq!(why_not(&records, &ONE_HOST), "rank 2 cannot: NCCL was not found");
+        records[3].nccl = Err("NCCL 2.17.1 is too old".into());
+        assert_eq!(why_not(&records, &ONE_HOST), "ranks 2, 3 cannot: NCCL was not found");
+        let mut records = four(DeviceCollectives::Auto);
+        records[3].nccl = Ok([2, 30, 1]);
+        assert_eq!(why_not(&records, &ONE_HOST), "rank 0 has version 2.27.3, rank 3 has 2.30.1");
+        let mut records = four(DeviceCollectives::Auto);
+        records[3].device.place = records[1].device.place;
+        assert!(why_not(&records, &ONE_HOST).starts_with("ranks 1 and 3 have the same device"));
+        // Two containers of one machine look like two hosts; the device knows better.
+        records[3].device = records[1].device;
+        assert!(why_not(&records, &[0, 0, 1, 1]).starts_with("ranks 1 and 3 have the same device"));
+        // A driver without ids in the world tells none apart.
+        records.iter_mut().for_each(|record| record.device.uuid = [0; 16]);
+        assert_eq!(decide(&records, &[0, 0, 1, 1]).unwrap().carrier, Carrier::Nccl);
+    }
+
+    #[test]
+    fn wishes_hold_for_all_ranks_and_must_not_contradict() {
+        let mut records = four(DeviceCollectives::Auto);
+        records[1].wish = DeviceCollectives::Staged;
+        let agreed = decide(&records, &ONE_HOST).unwrap();
+        assert_eq!(agreed, Agreed { carrier: Carrier::Staged, insists: false, why_not: None });
+        records[3].wish = DeviceCollectives::Nccl;
+        let text = decide(&records, &ONE_HOST).unwrap_err().to_string();
+        assert!(text.starts_with("PHALANX_DEVICE_COLLECTIVES is nccl on rank 3 and staged on rank 1"), "{text}");
+        assert_eq!(ranks(&(0..12).collect::<Vec<_>>()), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 others");
+    }
+
+    #[test]
+    fn a_record_survives_the_way_and_nonsense_is_no_record() {
+        for record in [
+            record(DeviceCollectives::Nccl, 7),
+            Record { nccl: Err("é".repeat(300)), ..record(DeviceCollectives::Auto, 0) },
+        ] {
+            let bytes = record.encode();
+            assert_eq!(bytes.len(), RECORD_BYTES);
+            let read = Record::decode(&bytes).unwrap();
+            assert_eq!((read.wish, read.device), (record.wish, record.device));
+            match (read.nccl, record.nccl) {
+                (Err(read), Err(whole)) => assert_eq!(read, whole[..TEXT_BYTES]),
+                (read, whole) => assert_eq!(read, whole),
+            }
+        }
+        assert_eq!(Record::decode(&[9; RECORD_BYTES]), None);
+        assert_eq!(Record::decode(&[0; 3]), None);
+        // A length beyond the text is the text's.
+        assert_eq!(decode_text(&[0xff, 0xff, b'a', b'b']), "ab");
+        assert_eq!(decode_text(&[7]), "");
+    }
+}

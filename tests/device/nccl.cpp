@@ -1,0 +1,357 @@
+// A stand-in for NCCL, whose ranks are threads of one process with devices and streams of the stand-in of the driver
+// (driver.cpp). Collectives are done on the streams, in rank order, with NCCL's roundings: halves after every step,
+// averages by multiplying first. Nothing blocks: what was begun is in progress for some polls, and work is on its stream
+// only then. Ranks that give one another different calls end the process: NCCL would hang or spoil memory.
+//
+// PHALANX_TEST_NCCL_VERSION=CODE               the version; 22703 if not set.
+// PHALANX_TEST_NCCL_FAIL=FUNCTION:N:CODE:RANK  the N-th call of FUNCTION on RANK, counted from 1, gives CODE.
+// PHALANX_TEST_NCCL_HANG=N:RANK                the N-th collective of RANK does not end on its device.
+// phx_nccl_calls(FUNCTION)                     how often FUNCTION was called, by all ranks.
+// phx_nccl_live()                              how many communicators there are.
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+extern "C" void phx_stand_in_put(void *stream, void (*what)(void *), void *with);
+extern "C" int phx_stand_in_device();
+
+enum Code { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+enum { SUM, PRODUCT, MAX, MIN, AVERAGE };
+constexpr int POLLS = 3; // in progress for so many
+
+struct Id { char bytes[128]; };
+struct Config { size_t size; unsigned magic, version; int blocking; }; // what it begins with
+
+struct Call {
+    std::string what;
+    size_t count;
+    int type, op, root;
+    bool operator==(const Call &other) const {
+        return what == other.what && count == other.count && type == other.type && op == other.op && root == other.root;
+    }
+};
+struct Meeting { // one collective, of all ranks
+    Call call;
+    int arrived = 0, left = 0;
+    std::vector<std::vector<std::vector<char>>> inputs; // by rank, then by whom they are for
+};
+struct World {
+    std::mutex lock;
+    std::condition_variable changed;
+    int size = 0;
+    std::map<int, int> devices; // by rank
+    std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
+};
+struct Comm {
+    std::shared_ptr<World> world;
+    int rank, polls = POLLS;
+    bool started = false, aborted = false;
+    uint64_t next = 0;
+    int running = 0; // on streams
+    std::deque<std::pair<void *, std::function<void()> *>> waiting;
+};
+
+static std::mutex global;
+static std::map<std::string, std::shared_ptr<World>> worlds;
+static std::map<Comm *, std::shared_ptr<Comm>> comms;
+static std::map<std::string, long> calls;
+static std::map<std::pair<std::string, int>, long> calls_of;
+
+static int count_call(const char *function, int rank) {
+    static const char *wish = std::getenv("PHALANX_TEST_NCCL_FAIL");
+    std::lock_guard<std::mutex> hold(global);
+    ++calls[function];
+    long count = ++calls_of[{function, rank}];
+    char name[64];
+    long number;
+    int code, whose;
+    if (!wish || std::sscanf(wish, "%63[^:]:%ld:%d:%d", name, &number, &code, &whose) != 4) return SUCCESS;
+    return name == std::string(function) && number == count && whose == rank ? code : SUCCESS;
+}
+#define COUNT(rank) do { if (int code = count_call(__func__, rank)) return code; } while (0)
+
+extern "C" long phx_nccl_calls(const char *function) {
+    std::lock_guard<std::mutex> hold(global);
+    return calls[function];
+}
+extern "C" long phx_nccl_live() {
+    std::lock_guard<std::mutex> hold(global);
+    return (long)comms.size();
+}
+
+// Elements as they are calculated with: halves in float, rounded after every step.
+static float widen(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    std::memcpy(&value, &wide, 4);
+    return value;
+}
+static uint16_t narrow(float value) {
+    uint32_t wide;
+    std::memcpy(&wide, &value, 4);
+    return (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
+}
+struct Brain { // bf16
+    uint16_t bits;
+    Brain(float value = 0) : bits(narrow(value)) {}
+    operator float() const { return widen(bits); }
+};
+
+static size_t width(int type) {
+    static const size_t widths[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+    return widths[type];
+}
+template <class T> static T both(T one, T other, int op) {
+    switch (op) {
+    case PRODUCT: return (T)(one * other);
+    case MAX: return one > other ? one : other;
+    case MIN: return one < other ? one : other;
+    default: return (T)(one + other);
+    }
+}
+template <class T> static void combine(const Meeting &meeting, size_t from, size_t count, char *out) {
+    int size = (int)meeting.inputs.size(), op = meeting.call.op;
+    for (size_t i = 0; i < count; i++) {
+        T sum{};
+        for (int rank = 0; rank < size; rank++) {
+            T value;
+            std::memcpy(&value, meeting.inputs[rank][0].data() + (from + i) * sizeof(T), sizeof(T));
+            if (op == AVERAGE) value = (T)(value * (T)(1.0 / size));
+            sum = rank == 0 ? value : both<T>(sum, value, op);
+        }
+        std::memcpy(out + i * sizeof(T), &sum, sizeof(T));
+    }
+}
+static void combine(const Meeting &meeting, size_t from, size_t count, char *out) {
+    switch (meeting.call.type) {
+    case 0: return combine<int8_t>(meeting, from, count, out);
+    case 1: return combine<uint8_t>(meeting, from, count, out);
+    case 2: return combine<int32_t>(meeting, from, count, out);
+    case 3: return combine<uint32_t>(meeting, from, count, out);
+    case 4: return combine<int64_t>(meeting, from, count, out);
+    case 5: return combine<uint64_t>(meeting, from, count, out);
+    case 6: return combine<_Float16>(meeting, from, count, out);
+    case 7: return combine<float>(meeting, from, count, out);
+    case 8: return combine<double>(meeting, from, count, out);
+    case 9: return combine<Brain>(meeting, from, count, out);
+    }
+}
+
+// What a rank brings to a meeting, for each it is for, and what it does with what all have brought.
+using Bring = std::vector<std::pair<const void *, size_t>>;
+using Take = std::function<void(const Meeting &)>;
+
+static void meet(Comm *comm, uint64_t number, const Call &call, const Bring &bring, const Take &take) {
+    static const char *wish = std::getenv("PHALANX_TEST_NCCL_HANG");
+    World &world = *comm->world;
+    std::shared_ptr<Meeting> meeting;
+    bool complete;
+    {
+        std::unique_lock<std::mutex> hold(world.lock);
+        long hanging;
+        int whose;
+        bool hangs = wish && std::sscanf(wish, "%ld:%d", &hanging, &whose) == 2 && whose == comm->rank
+            && hanging == (long)number + 1;
+        if (hangs) world.changed.wait(hold, [&] { return comm->aborted; });
+        auto &place = world.meetings[number];
+        if (!place) {
+            place = std::make_shared<Meeting>();
+            place->call = call;
+            place->inputs.resize(world.size);
+        }
+        meeting = place;
+        if (!comm->aborted) {
+            if (!(meeting->call == call)) {
+                const char *ours = call.what.c_str(), *theirs = meeting->call.what.c_str();
+                std::fprintf(stderr, "NCCL was given different calls: %s and %s\n", ours, theirs);
+                std::abort();
+            }
+            auto &inputs = meeting->inputs[comm->rank];
+            for (auto &[start, bytes] : bring) inputs.emplace_back((char *)start, (char *)start + bytes);
+            meeting->arrived++;
+            world.changed.notify_all();
+            world.changed.wait(hold, [&] { return meeting->arrived == world.size || comm->aborted; });
+        }
+        complete = meeting->arrived == world.size;
+    }
+    if (complete) take(*meeting);
+    std::lock_guard<std::mutex> hold(world.lock);
+    if (++meeting->left == world.size) world.meetings.erase(number);
+    comm->running--;
+    world.changed.notify_all();
+}
+
+static int begin(Comm *comm, void *stream, Call call, Bring bring, Take take) {
+    if (!comm->started || comm->aborted) return INVALID_USAGE;
+    uint64_t number = comm->next++;
+    auto *work = new std::function<void()>([=] { meet(comm, number, call, bring, take); });
+    comm->waiting.emplace_back(stream, work);
+    comm->polls = POLLS;
+    return IN_PROGRESS;
+}
+static void run(void *work) {
+    auto *what = (std::function<void()> *)work;
+    (*what)();
+    delete what;
+}
+
+#define CALL(name) extern "C" int name
+CALL(ncclGetVersion)(int *version) {
+    const char *wish = std::getenv("PHALANX_TEST_NCCL_VERSION");
+    *version = wish ? std::atoi(wish) : 22703;
+    return SUCCESS;
+}
+CALL(ncclGetUniqueId)(Id *id) {
+    COUNT(0);
+    static std::atomic<int> number{0};
+    std::memset(id->bytes, 0x77, sizeof id->bytes);
+    std::snprintf(id->bytes, sizeof id->bytes, "world %d", ++number);
+    return SUCCESS;
+}
+extern "C" const char *ncclGetErrorString(int) { return "an error of the stand-in"; }
+extern "C" const char *ncclGetLastError(void *) { return "the stand-in was asked to fail"; }
+CALL(ncclCommInitRankConfig)(Comm **made, int size, Id id, int rank, Config *config) {
+    *made = nullptr;
+    COUNT(rank);
+    if (config->magic != 0xcafebeef || config->blocking != 0 || phx_stand_in_device() < 0) return INVALID_ARGUMENT;
+    std::lock_guard<std::mutex> hold(global);
+    std::shared_ptr<World> &world = worlds[std::string(id.bytes, sizeof id.bytes)];
+    if (!world) world = std::make_shared<World>();
+    auto comm = std::make_shared<Comm>();
+    comm->world = world;
+    comm->rank = rank;
+    comms[comm.get()] = comm;
+    *made = comm.get();
+    std::lock_guard<std::mutex> inside(world->lock);
+    world->size = size;
+    world->devices[rank] = phx_stand_in_device();
+    return IN_PROGRESS;
+}
+CALL(ncclCommGetAsyncError)(Comm *comm, int *state) {
+    *state = SUCCESS;
+    if (int code = count_call(__func__, comm->rank)) {
+        *state = code;
+        return SUCCESS;
+    }
+    std::unique_lock<std::mutex> hold(comm->world->lock);
+    bool is_short = !comm->started && (int)comm->world->devices.size() < comm->world->size;
+    if (is_short || comm->polls > 0) {
+        if (!is_short) comm->polls--;
+        *state = IN_PROGRESS;
+        return SUCCESS;
+    }
+    if (!comm->started) {
+        std::set<int> different;
+        for (auto &[rank, device] : comm->world->devices) different.insert(device);
+        comm->started = true;
+        if ((int)different.size() < comm->world->size) *state = INVALID_USAGE;
+    }
+    for (; !comm->waiting.empty(); comm->waiting.pop_front()) {
+        comm->running++;
+        phx_stand_in_put(comm->waiting.front().first, run, comm->waiting.front().second);
+    }
+    return SUCCESS;
+}
+CALL(ncclCommFinalize)(Comm *comm) { COUNT(comm->rank); comm->polls = POLLS; return IN_PROGRESS; }
+CALL(ncclCommAbort)(Comm *comm) {
+    count_call(__func__, comm->rank);
+    {
+        std::unique_lock<std::mutex> hold(comm->world->lock);
+        comm->aborted = true;
+        comm->world->changed.notify_all();
+        comm->world->changed.wait(hold, [&] { return comm->running == 0; });
+        for (auto &[stream, work] : comm->waiting) delete work;
+    }
+    std::lock_guard<std::mutex> hold(global);
+    comms.erase(comm);
+    return SUCCESS;
+}
+
+CALL(ncclAllReduce)(const void *from, void *to, size_t count, int type, int op, Comm *comm, void *stream) {
+    COUNT(comm->rank);
+    auto take = [=](const Meeting &all) { combine(all, 0, count, (char *)to); };
+    return begin(comm, stream, {__func__, count, type, op, 0}, {{from, count * width(type)}}, take);
+}
+CALL(ncclReduce)(const void *from, void *to, size_t count, int type, int op, int root, Comm *comm, void *stream) {
+    COUNT(comm->rank);
+    auto take = [=](const Meeting &all) { if (comm->rank == root) combine(all, 0, count, (char *)to); };
+    return begin(comm, stream, {__func__, count, type, op, root}, {{from, count * width(type)}}, take);
+}
+CALL(ncclBroadcast)(const void *from, void *to, size_t count, int type, int root, Comm *comm, void *stream) {
+    COUNT(comm->rank);
+    auto take = [=](const Meeting &all) { std::memcpy(to, all.inputs[root][0].data(), count * width(type)); };
+    size_t bytes = comm->rank == root ? count * width(type) : 0;
+    return begin(comm, stream, {__func__, count, type, 0, root}, {{from, bytes}}, take);
+}
+CALL(ncclAllGather)(const void *from, void *to, size_t count, int type, Comm *comm, void *stream) {
+    COUNT(comm->rank);
+    size_t bytes = count * width(type);
+    auto take = [=](const Meeting &all) {
+        char *place = (char *)to;
+        for (size_t rank = 0; rank < all.inputs.size(); rank++, place += bytes)
+            std::memcpy(place, all.inputs[rank][0].data(), bytes);
+    };
+    return begin(comm, stream, {__func__, count, type, 0, 0}, {{from, bytes}}, take);
+}
+CALL(ncclReduceScatter)(const void *from, void *to, size_t count, int type, int op, Comm *comm, void *stream) {
+    COUNT(comm->rank);
+    size_t bytes = count * width(type) * comm->world->size;
+    auto take = [=](const Meeting &all) { combine(all, comm->rank * count, count, (char *)to); };
+    return begin(comm, stream, {__func__, count, type, op, 0}, {{from, bytes}}, take);
+}
+
+// Sends and receives, between the start and the end of a group, of one block to and from each rank.
+struct Group {
+    int depth = 0;
+    Comm *comm = nullptr;
+    void *stream = nullptr;
+    size_t count = 0;
+    int type = 0;
+    Bring bring;
+    std::vector<void *> places;
+};
+static thread_local Group group;
+static int join(Comm *comm, void *stream, size_t count, int type) {
+    if (group.depth == 0) return INVALID_USAGE;
+    group.comm = comm, group.stream = stream, group.count = count, group.type = type;
+    group.bring.resize(comm->world->size);
+    group.places.resize(comm->world->size);
+    return SUCCESS;
+}
+CALL(ncclGroupStart)() { group.depth++; return SUCCESS; }
+CALL(ncclSend)(const void *from, size_t count, int type, int peer, Comm *comm, void *stream) {
+    COUNT(comm->rank);
+    if (int code = join(comm, stream, count, type)) return code;
+    group.bring[peer] = {from, count * width(type)};
+    return SUCCESS;
+}
+CALL(ncclRecv)(void *to, size_t count, int type, int peer, Comm *comm, void *stream) {
+    if (int code = join(comm, stream, count, type)) return code;
+    group.places[peer] = to;
+    return SUCCESS;
+}
+CALL(ncclGroupEnd)() {
+    Group ended = std::move(group);
+    group = Group{};
+    if (!ended.comm) return SUCCESS;
+    Comm *comm = ended.comm;
+    auto take = [comm, places = ended.places](const Meeting &all) {
+        for (size_t rank = 0; rank < places.size(); rank++) {
+            const std::vector<char> &block = all.inputs[rank][comm->rank];
+            std::memcpy(places[rank], block.data(), block.size());
+        }
+    };
+    return begin(comm, ended.stream, {"exchange", ended.count, ended.type, 0, 0}, ended.bring, take);
+}
