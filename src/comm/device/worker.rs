@@ -194,12 +194,10 @@ impl Worker {
         // Pieces that other ranks have sent or await cannot be told from those of a next call: there will be none.
         self.dead.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| cause.clone());
         // The memory is the caller's again once the device has no work with it.
-        let mut drained = self.staged.drain();
+        let drained = self.staged.drain();
         self.staged.let_go();
         #[cfg(feature = "nccl")]
-        if let Some(nccl) = self.nccl.take() {
-            drained &= nccl.give_up(&cause);
-        }
+        let drained = self.nccl.take().is_none_or(|nccl| nccl.give_up(&cause)) && drained;
         if !drained {
             std::mem::forget(job.keep.take());
         }
