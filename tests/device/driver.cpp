@@ -35,7 +35,7 @@ struct Stream {
     std::mutex lock;
     std::condition_variable changed;
     std::deque<std::function<void()>> work;
-    bool ending = false;
+    bool ending = false, ended = false;
     int device = -1; // of the context in which it was made
 
     static std::shared_ptr<Stream> start() { // its thread keeps it alive until its work is done
@@ -58,7 +58,11 @@ struct Stream {
             {
                 std::unique_lock<std::mutex> hold(lock);
                 changed.wait(hold, [this] { return ending || !work.empty(); });
-                if (work.empty()) return;
+                if (work.empty()) {
+                    ended = true;
+                    changed.notify_all();
+                    return;
+                }
                 what = std::move(work.front());
                 work.pop_front();
             }
@@ -67,7 +71,11 @@ struct Stream {
     }
     void end() { // once what is on it is done; does not wait
         { std::lock_guard<std::mutex> hold(lock); ending = true; }
-        changed.notify_one();
+        changed.notify_all();
+    }
+    void wait_for_end() {
+        std::unique_lock<std::mutex> hold(lock);
+        changed.wait(hold, [this] { return ended; });
     }
 };
 
@@ -112,16 +120,26 @@ static bool lies(uintptr_t address, size_t bytes, bool on_device) {
     return address + bytes <= after->first + after->second.bytes && (after->second.device >= 0) == on_device;
 }
 static std::map<Stream *, std::shared_ptr<Stream>> streams;
+static std::deque<std::weak_ptr<Stream>> destroyed; // what is on them is still done
 // Waits for everything on every stream of a device, as freeing its memory does; of all devices for pinned memory.
 static void synchronize(int device = -1) {
     std::deque<std::shared_ptr<Stream>> all;
     {
         std::lock_guard<std::mutex> hold(global);
         for (auto &one : streams) if (device < 0 || one.second->device == device) all.push_back(one.second);
+        std::deque<std::weak_ptr<Stream>> alive;
+        for (auto &one : destroyed) {
+            if (std::shared_ptr<Stream> stream = one.lock()) {
+                alive.push_back(one);
+                if (device < 0 || stream->device == device) all.push_back(std::move(stream));
+            }
+        }
+        destroyed.swap(alive);
     }
     for (auto &one : all) {
         std::promise<void> reached;
         if (one->put([&] { reached.set_value(); })) reached.get_future().wait();
+        else one->wait_for_end();
     }
 }
 static Stream *stream_of(void *handle) {
@@ -248,7 +266,12 @@ CALL(cuStreamCreate)(void **stream, unsigned) {
 }
 CALL(cuStreamDestroy_v2)(void *stream) {
     std::shared_ptr<Stream> ending;
-    { std::lock_guard<std::mutex> hold(global); ending = streams[(Stream *)stream]; streams.erase((Stream *)stream); }
+    {
+        std::lock_guard<std::mutex> hold(global);
+        ending = streams[(Stream *)stream];
+        streams.erase((Stream *)stream);
+        destroyed.push_back(ending);
+    }
     ending->end();
     live--;
     return OK;
