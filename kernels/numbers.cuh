@@ -1,9 +1,9 @@
 // Element types, the operations on them, and how a result is finished: to the same bits as on the host.
 //
 // An element type says what it is calculated in (Number) and gets elements in and out of it. Halves and eighths are
-// calculated in float and rounded once. Whatever NaN comes out of a calculation is written as the one canonical quiet NaN,
-// so that results depend neither on the order of operands nor on the processor. Nothing is fused: kernels are compiled
-// without contraction (-fmad=false).
+// calculated in float and rounded once. Whatever NaN comes out of a calculation is written as the one canonical quiet
+// NaN, so that results depend neither on the order of operands nor on the processor. Nothing is fused: kernels are
+// compiled without contraction (-fmad=false).
 #pragma once
 #include "base.cuh"
 

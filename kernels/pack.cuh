@@ -1,8 +1,8 @@
 // Many tensors into one fusion buffer and back, in one launch: phx_gather_pieces, phx_scatter_pieces.
 //
-// A piece is a run of bytes at any address. The pieces lie in the fusion buffer one after the other, at offsets that the
-// caller chose; each is best a multiple of sixteen. The whole
-// grid goes through one piece after the other, so that a long tensor does not hold up the launch.
+// A piece is a run of bytes at any address. The pieces lie in the fusion buffer one after the other, at offsets that
+// the caller chose; each is best a multiple of sixteen. The whole grid goes through one piece after the other, so that
+// a long tensor does not hold up the launch.
 #pragma once
 #include "base.cuh"
 

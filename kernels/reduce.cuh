@@ -57,7 +57,8 @@ template <typename Element, typename Op> struct Reducer {
         *(Vector *)((u8 *)target + byte) = first.whole;
     }
 
-    static PHX_FN void element(Stored *target, const void *const *sources, u32 used, u64 at, u64 begin, const Finish &how) {
+    static PHX_FN void element(Stored *target, const void *const *sources, u32 used, u64 at, u64 begin,
+                               const Finish &how) {
         Number value = Element::get(load_one((const Stored *)sources[0] + begin + at));
         for (u32 source = 1; source < used; ++source) {
             value = Op::of(value, Element::get(load_one((const Stored *)sources[source] + begin + at)));
@@ -65,7 +66,8 @@ template <typename Element, typename Op> struct Reducer {
         store_one(target + at, Element::put(finished(value, how)));
     }
 
-    static PHX_FN void run(void *target, const void *const *sources, u32 used, u64 begin, u64 count, const Finish &how) {
+    static PHX_FN void run(void *target, const void *const *sources, u32 used, u64 begin, u64 count,
+                           const Finish &how) {
         const u64 further = begin * sizeof(Stored);
         u64 offsets = 0;
         for (u32 source = 0; source < used; ++source) {
@@ -85,7 +87,9 @@ template <typename Element, typename Op> struct Reducer {
         }
         const u64 tail = way.head + way.vectors * LANES;
         for (u64 at = number; at < way.head; at += threads) element((Stored *)target, sources, used, at, begin, how);
-        for (u64 at = tail + number; at < count; at += threads) element((Stored *)target, sources, used, at, begin, how);
+        for (u64 at = tail + number; at < count; at += threads) {
+            element((Stored *)target, sources, used, at, begin, how);
+        }
     }
 };
 

@@ -1,9 +1,9 @@
 // The kernels on the CPU, for tests: each is a function NAME(parameters, blocks, threads) that runs its whole grid, and
 // NAME_bytes() says how many bytes its parameters are.
 //
-// A stand-in for the device: the threads of a block run one after the other, and blocks too, on the thread that calls. That
-// is one of the orders in which a device may run them. Threads that meet are each a context of their own: one runs until it
-// waits for the others, then the next.
+// A stand-in for the device: the threads of a block run one after the other, and blocks too, on the thread that calls.
+// That is one of the orders in which a device may run them. Threads that meet are each a context of their own: one runs
+// until it waits for the others, then the next.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>

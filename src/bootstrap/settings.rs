@@ -44,11 +44,14 @@ pub enum FiguresFile {
 /// What carries collectives on device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceCollectives {
-    /// NCCL, where all ranks have it, for calls whose results are those of host memory; what it does not carry is staged.
+    /// NCCL, where all ranks have it, for calls whose results are those of host memory; memory of peers for other allreduces
+    /// within one host; what is left is staged.
     #[default]
     Auto,
     /// NCCL, for all that it knows. That a rank has none is an error.
     Nccl,
+    /// Memory of peers for allreduces, all else staged. That it cannot be used is an error.
+    Peer,
     /// Pinned host memory and the transports.
     Staged,
 }
@@ -262,8 +265,9 @@ fn device_collectives(text: &str) -> Result<DeviceCollectives, String> {
     match text {
         "auto" => Ok(DeviceCollectives::Auto),
         "nccl" => Ok(DeviceCollectives::Nccl),
+        "peer" => Ok(DeviceCollectives::Peer),
         "staged" => Ok(DeviceCollectives::Staged),
-        _ => Err("expected auto, nccl or staged".into()),
+        _ => Err("expected auto, nccl, peer or staged".into()),
     }
 }
 

@@ -143,8 +143,8 @@ impl Compiler {
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`] when the compiler does not know the architecture or the source does not compile; the error
-    /// has the compiler's own words.
+    /// [`Error::Environment`] when the compiler does not know the architecture or the source does not compile; the
+    /// error has the compiler's own words.
     pub fn compile(
         &self,
         source: &str,
@@ -166,8 +166,8 @@ impl Compiler {
         let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let (content_starts, name_starts) = (pointers(&contents), pointers(&names));
         let mut program = Running { calls: &self.calls, program: ptr::null_mut() };
-        // SAFETY: all texts end with a zero byte and live to the end of this function; the lists have as many entries as
-        // is said.
+        // SAFETY: all texts end with a zero byte and live to the end of this function; the lists have as many entries
+        // as is said.
         let code = unsafe {
             (self.calls.nvrtcCreateProgram)(
                 &mut program.program,

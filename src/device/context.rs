@@ -77,6 +77,16 @@ impl Device {
         Ok(Self { inner: Arc::new(Inner { driver: driver.clone(), ordinal, handle, context }) })
     }
 
+    /// The driver's handle.
+    pub(super) fn handle(&self) -> sys::CUdevice {
+        self.inner.handle
+    }
+
+    /// The primary context, held while this lives.
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.inner.context
+    }
+
     /// Its number in this process.
     pub fn ordinal(&self) -> usize {
         self.inner.ordinal

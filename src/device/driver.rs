@@ -37,6 +37,10 @@ calls! {
         cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream) -> Code;
         cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream) -> Code;
         cuMemcpyDtoDAsync_v2(sys::CUdeviceptr, sys::CUdeviceptr, usize, sys::CUstream) -> Code;
+        cuCtxEnablePeerAccess(sys::CUcontext, c_uint) -> Code;
+        cuIpcGetMemHandle(*mut sys::CUipcMemHandle, sys::CUdeviceptr) -> Code;
+        cuIpcOpenMemHandle_v2(*mut sys::CUdeviceptr, sys::CUipcMemHandle, c_uint) -> Code;
+        cuIpcCloseMemHandle(sys::CUdeviceptr) -> Code;
         cuStreamCreate(*mut sys::CUstream, c_uint) -> Code;
         cuStreamDestroy_v2(sys::CUstream) -> Code;
         cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint) -> Code;

@@ -1,8 +1,9 @@
 //! Compiled kernels as the driver takes them, looked through before it does.
 //!
 //! The driver is given an address and no length: it reads as far as the content says. So the content has to be whole: a
-//! file that was cut short, or is something else, would let it read what is not there. Two forms are known. A cubin is an
-//! ELF file. A fatbin is a header and, behind each other, parts for one architecture each, every one with its length.
+//! file that was cut short, or is something else, would let it read what is not there. Two forms are known. A cubin is
+//! an ELF file. A fatbin is a header and, behind each other, parts for one architecture each, every one with its
+//! length.
 
 use std::ops::Range;
 

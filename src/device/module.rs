@@ -158,9 +158,9 @@ pub(super) fn look((major, minor): (u32, u32)) -> Result<Vec<KernelsFrom>> {
 static OPEN: Mutex<BTreeMap<usize, Weak<Kernels>>> = Mutex::new(BTreeMap::new());
 
 impl Kernels {
-    /// The kernels of this library on the device, once in a process. They come from the file in `PHALANX_KERNELS`; if that
-    /// is not set, from what an earlier run has left, or else from NVRTC. Each part is compiled and loaded when the first
-    /// kernel of it is wanted; what was compiled is left for later runs.
+    /// The kernels of this library on the device, once in a process. They come from the file in `PHALANX_KERNELS`; if
+    /// that is not set, from what an earlier run has left, or else from NVRTC. Each part is compiled and loaded when
+    /// the first kernel of it is wanted; what was compiled is left for later runs.
     ///
     /// # Errors
     ///
@@ -182,7 +182,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// The module that has a kernel, loaded, and compiled before where it has to be. Whoever comes meanwhile waits for it.
+    /// The module that has a kernel, loaded, and compiled before where it has to be. Whoever comes meanwhile waits for
+    /// it.
     fn module_of(&self, kernel: &str) -> Result<sys::CUmodule> {
         let part = match self.found {
             // One file has all.
@@ -221,8 +222,8 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// When there is none; when its part has to be loaded and cannot be: it does not compile, is not whole, or has nothing
-    /// for this device.
+    /// When there is none; when its part has to be loaded and cannot be: it does not compile, is not whole, or has
+    /// nothing for this device.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(&kernel) = known().get(name) {

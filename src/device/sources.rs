@@ -20,7 +20,8 @@ pub(super) const HEADERS: [(&str, &str); 10] = [
 /// What the compiler is told. Contraction would round `a * b + c` once, where the host rounds twice.
 pub(super) const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
-/// The kernels are compiled in two parts, since one takes nine tenths of the time and is not needed by all who need the other.
+/// The kernels are compiled in two parts, since one takes nine tenths of the time and is not needed by all who need the
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
     /// `phx_reduce_OP_TYPE`.

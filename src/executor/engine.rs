@@ -407,7 +407,7 @@ impl Engine {
 
     /// Why `call`, were it the next of a communicator, would fail, if that is known. For what waits outside of the engine,
     /// and must end when other ranks give it up. Moves the engine on if nobody does.
-    #[cfg(feature = "nccl")]
+    #[cfg(feature = "cuda")]
     pub fn refusal(&self, communicator: CommunicatorId, call: &crate::types::Signature) -> Option<Error> {
         let mut state = self.shared.lock();
         if !state.led && state.config.may_drive() {

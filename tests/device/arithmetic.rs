@@ -1,4 +1,5 @@
-//! Arithmetic on device memory has the bits of the host's: the kernels on the CPU, launched through the driver's stand-in.
+//! Arithmetic on device memory has the bits of the host's: the kernels on the CPU, launched through the driver's
+//! stand-in.
 
 use half::{bf16, f16};
 use phalanx::device::{Arithmetic, Device, DeviceBuffer, DeviceSlice, DeviceSliceMut, Eighth, Kernels, Pieces, Stream};

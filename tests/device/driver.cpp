@@ -3,6 +3,8 @@
 //
 // PHALANX_TEST_FAIL=FUNCTION:N:CODE   the N-th call of FUNCTION, counted from 1, returns CODE.
 // PHALANX_TEST_DEVICES=N              so many devices; 2 if not set.
+// PHALANX_TEST_APART=1                no device reaches another one's memory.
+// PHALANX_TEST_STALL=N                the N-th launch waits until phx_stand_in_release.
 // phx_stand_in_live()                 how many allocations, streams, events, modules and contexts there are.
 // phx_stand_in_calls(FUNCTION)        how often FUNCTION was called.
 // phx_stand_in_faults()               how often memory was freed that was not there.
@@ -49,7 +51,7 @@ struct Stream {
             if (ending) return false;
             work.push_back(std::move(what));
         }
-        changed.notify_one();
+        changed.notify_all();
         return true;
     }
     void run() {
@@ -172,7 +174,7 @@ CALL(cuDeviceGetUuid_v2)(char *uuid, int device) {
     return OK;
 }
 CALL(cuDeviceTotalMem_v2)(size_t *bytes, int) { MAY_FAIL; *bytes = (size_t)8 << 30; return OK; }
-CALL(cuDeviceCanAccessPeer)(int *can, int, int) { MAY_FAIL; *can = 1; return OK; }
+CALL(cuDeviceCanAccessPeer)(int *can, int, int) { MAY_FAIL; *can = !std::getenv("PHALANX_TEST_APART"); return OK; }
 CALL(cuDevicePrimaryCtxRetain)(void **context, int device) {
     MAY_FAIL;
     std::lock_guard<std::mutex> hold(global);
@@ -306,8 +308,6 @@ CALL(cuStreamWaitEvent)(void *stream, void *event, unsigned) {
     });
     return OK;
 }
-#include "modules.hpp"
-
 // Stops a stream until phx_stand_in_release, as work that does not end.
 static std::mutex stopping;
 static std::condition_variable released;
@@ -323,3 +323,4 @@ extern "C" void phx_stand_in_release() {
     { std::lock_guard<std::mutex> hold(stopping); stopped = false; }
     released.notify_all();
 }
+#include "modules.hpp"

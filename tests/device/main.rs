@@ -16,6 +16,7 @@ mod nvrtc;
 mod order;
 #[cfg(feature = "nccl")]
 mod over_nccl;
+mod over_peers;
 
 /// Where the scenarios run: in the process that a test starts.
 #[test]
@@ -36,6 +37,7 @@ fn scenario() {
         name if name.starts_with("nvrtc ") => {}
         #[cfg(feature = "nccl")]
         other if other.starts_with("nccl-") => over_nccl::inside(other),
+        other if other.starts_with("peer-") => over_peers::inside(other),
         other => panic!("there is no scenario {other}"),
     }
 }

@@ -1,5 +1,5 @@
-// Kernels of the stand-in: a module is an ELF library with functions NAME(parameters, blocks, threads) and NAME_bytes(), as
-// kernels/shim/cpu.cpp makes them; a launch runs on its stream.
+// Kernels of the stand-in: a module is an ELF library with functions NAME(parameters, blocks, threads) and
+// NAME_bytes(), as kernels/shim/cpu.cpp makes them; a launch runs on its stream.
 #pragma once
 
 #include <dlfcn.h>
@@ -54,6 +54,8 @@ CALL(cuModuleGetFunction)(void **function, void *module, const char *name) {
 CALL(cuLaunchKernel)(void *function, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
                      unsigned, void *stream, void **parameters, void **) {
     IN_CONTEXT;
+    static const char *const stall = std::getenv("PHALANX_TEST_STALL");
+    if (stall && phx_stand_in_calls("cuLaunchKernel") == std::atol(stall)) phx_stand_in_stop(stream);
     if (!blocks || y != 1 || z != 1 || !threads || threads > 1024 || ty != 1 || tz != 1) return INVALID_CONFIGURATION;
     Function one = *(Function *)function;
     // Read before the call returns, and laid so that every type can be read from it.

@@ -5,7 +5,8 @@ use std::process::Command;
 
 use phalanx::device::{Compiler, Part};
 
-/// The folder of a Python package that has libnvrtc: `nvidia-cuda-nvrtc`, and `nvidia-cuda-nvrtc-cu12` for the older one.
+/// The folder of a Python package that has libnvrtc: `nvidia-cuda-nvrtc`, and `nvidia-cuda-nvrtc-cu12` for the older
+/// one.
 const FOLDERS: [&str; 2] = ["PHALANX_TEST_NVRTC", "PHALANX_TEST_NVRTC_12"];
 
 /// What is compiled by the newer one and by the older one. Reductions take the most of a minute.

@@ -114,6 +114,12 @@ pub struct PeerParameters {
 }
 
 #[repr(C)]
+pub struct FillParameters {
+    pub scale: ScaleParameters,
+    pub status: *const u32,
+}
+
+#[repr(C)]
 pub struct CheckParameters {
     pub result: *const c_void,
     pub expected: *const c_void,

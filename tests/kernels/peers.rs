@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use phalanx::types::Finish as HostFinish;
 use phalanx::{DataType, ReduceOp, Reduction, reduce};
 
-use crate::library::{Finish, MOST_SOURCES, PeerParameters, THREADS, launch, library};
+use crate::library::{FillParameters, Finish, MOST_SOURCES, PeerParameters, ScaleParameters, THREADS, launch, library};
 use crate::memory::{Array, Random, elements};
 
 const BLOCKS: u32 = 3;
@@ -145,5 +145,38 @@ fn a_rank_that_never_comes_leaves_no_kernel_waiting() {
         });
         let status: Vec<u32> = world.status.iter().map(|status| status.load(Ordering::Relaxed)).collect();
         assert_eq!(status, [1, 1, 0], "{name}");
+    }
+}
+
+#[test]
+fn whoever_gave_up_raises_no_flag_and_writes_nothing_that_others_read() {
+    let Some(library) = library() else { return };
+    let inputs = vec![vec![3; 4096]; 2];
+    let mut world = World::new(&inputs, 7);
+    let mut target = Array::new(&inputs[0], 0);
+    // The other rank has come, so that nothing would have to be waited for.
+    world.flags[1].iter().for_each(|flag| flag.store(100, Ordering::Relaxed));
+    for (gave_up, name) in [0, 1].into_iter().flat_map(|gave_up| {
+        ["phx_peer_meet", "phx_peer_one_shot_f32", "phx_peer_two_shot_f32"].map(|name| (gave_up, name))
+    }) {
+        world.flags[0].iter().for_each(|flag| flag.store(7, Ordering::Relaxed));
+        world.status[0].store(gave_up, Ordering::Relaxed);
+        run(name, vec![world.parameters(0, &mut target, 1024, 1, 7)]);
+        let raised = world.flags[0].iter().filter(|flag| flag.load(Ordering::Relaxed) != 7).count();
+        assert_eq!(raised, if gave_up == 0 { BLOCKS as usize } else { 0 }, "{name}");
+        let mut source = Array::new(&vec![9; 4096], 0);
+        let mut place = Array::new(&vec![3; 4096], 0);
+        let fill = FillParameters {
+            scale: ScaleParameters {
+                target: place.pointer().cast(),
+                source: source.pointer().cast::<c_void>(),
+                count: 1024,
+                finish: Finish { divisor: 1, factor: 1.0 },
+            },
+            status: world.status[0].as_ptr(),
+        };
+        // SAFETY: both arrays have as many elements.
+        unsafe { launch(library, "phx_peer_fill_f32", &fill, (BLOCKS, THREADS as u32)) };
+        assert!(place.content().iter().all(|byte| *byte == if gave_up == 0 { 9 } else { 3 }));
     }
 }

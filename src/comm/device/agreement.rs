@@ -11,7 +11,7 @@ use crate::types::{DataType, Error, Result};
 use super::worker::{Failure, Job};
 
 /// Bytes of text that travel in a record: enough for any reason.
-const TEXT_BYTES: usize = 400;
+pub(super) const TEXT_BYTES: usize = 400;
 
 /// Bytes of a record.
 const RECORD_BYTES: usize = 2 + 12 + 12 + 16 + 2 + TEXT_BYTES;
@@ -23,6 +23,17 @@ pub(super) enum Carrier {
     Staged,
     /// NCCL.
     Nccl,
+}
+
+/// Whether memory of peers is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OverPeersWish {
+    /// It is not.
+    No,
+    /// Where it can be.
+    WherePossible,
+    /// That it cannot be is an error.
+    Insists,
 }
 
 /// What a rank has.
@@ -40,6 +51,8 @@ pub(super) struct Agreed {
     pub carrier: Carrier,
     /// Whether NCCL is to carry all that it knows, whatever it rounds otherwise.
     pub insists: bool,
+    /// Whether allreduces that NCCL does not carry go over memory of peers.
+    pub peers: OverPeersWish,
     /// Why it is not NCCL, if nobody wished that.
     pub why_not: Option<String>,
 }
@@ -69,7 +82,7 @@ pub(super) fn agree(job: &Job, nccl: impl FnOnce() -> Result<[u32; 3]>) -> Resul
 
 impl Record {
     fn of(device: &Device, wish: DeviceCollectives, nccl: impl FnOnce() -> Result<[u32; 3]>) -> Self {
-        if wish == DeviceCollectives::Staged {
+        if matches!(wish, DeviceCollectives::Staged | DeviceCollectives::Peer) {
             // Nothing is loaded that is not wanted.
             return Self { wish, device: DeviceIdentity::default(), nccl: Err("not wanted".into()) };
         }
@@ -84,6 +97,7 @@ impl Record {
             DeviceCollectives::Auto => 0,
             DeviceCollectives::Nccl => 1,
             DeviceCollectives::Staged => 2,
+            DeviceCollectives::Peer => 3,
         };
         let mut bytes = vec![wish, u8::from(self.nccl.is_ok())];
         let version = self.nccl.as_ref().copied().unwrap_or_default();
@@ -99,6 +113,7 @@ impl Record {
             0 => DeviceCollectives::Auto,
             1 => DeviceCollectives::Nccl,
             2 => DeviceCollectives::Staged,
+            3 => DeviceCollectives::Peer,
             _ => return None,
         };
         let numbers = |from: usize| {
@@ -136,26 +151,35 @@ pub(super) fn decode_text(bytes: &[u8]) -> String {
 pub(super) fn decide(records: &[Record], hosts: &[usize]) -> Result<Agreed> {
     let name = DEVICE_COLLECTIVES.name;
     let with = |wish| (0..records.len()).filter(|&rank| records[rank].wish == wish).collect::<Vec<_>>();
-    let (insisting, refusing) = (with(DeviceCollectives::Nccl), with(DeviceCollectives::Staged));
-    if !insisting.is_empty() && !refusing.is_empty() {
-        let (insisting, refusing) = (ranks(&insisting), ranks(&refusing));
+    let wishes = [
+        ("nccl", with(DeviceCollectives::Nccl)),
+        ("peer", with(DeviceCollectives::Peer)),
+        ("staged", with(DeviceCollectives::Staged)),
+    ];
+    let mut wished = wishes.iter().filter(|(_, with)| !with.is_empty());
+    if let (Some((one, with_one)), Some((other, with_other))) = (wished.next(), wished.next()) {
         return Err(Error::environment(
-            format_args!("{name} is nccl on {insisting} and staged on {refusing}"),
+            format_args!("{name} is {one} on {} and {other} on {}", ranks(with_one), ranks(with_other)),
             "set it alike on all ranks",
         ));
     }
-    let staged = |why_not| Agreed { carrier: Carrier::Staged, insists: false, why_not };
+    let staged = |why_not, peers| Agreed { carrier: Carrier::Staged, insists: false, peers, why_not };
+    let [(_, insisting), (_, by_peers), (_, refusing)] = wishes;
     if !refusing.is_empty() {
-        return Ok(staged(None));
+        return Ok(staged(None, OverPeersWish::No));
+    }
+    if !by_peers.is_empty() {
+        return Ok(staged(None, OverPeersWish::Insists));
     }
     let insists = !insisting.is_empty();
+    let peers = if insists { OverPeersWish::No } else { OverPeersWish::WherePossible };
     match obstacle(records, hosts) {
-        None => Ok(Agreed { carrier: Carrier::Nccl, insists, why_not: None }),
+        None => Ok(Agreed { carrier: Carrier::Nccl, insists, peers, why_not: None }),
         Some(why) if insists => Err(Error::environment(
             format_args!("{name} is nccl on {}, but NCCL cannot be used: {why}", ranks(&insisting)),
             format_args!("mend that, or set {name} to auto"),
         )),
-        Some(why) => Ok(staged(Some(why))),
+        Some(why) => Ok(staged(Some(why), peers)),
     }
 }
 
@@ -225,7 +249,10 @@ mod tests {
     #[test]
     fn nccl_is_chosen_where_every_rank_has_it_and_a_device_of_its_own() {
         let agreed = decide(&four(DeviceCollectives::Auto), &ONE_HOST).unwrap();
-        assert_eq!(agreed, Agreed { carrier: Carrier::Nccl, insists: false, why_not: None });
+        assert_eq!(
+            agreed,
+            Agreed { carrier: Carrier::Nccl, insists: false, peers: OverPeersWish::WherePossible, why_not: None }
+        );
         let mut records = four(DeviceCollectives::Auto);
         records[2].wish = DeviceCollectives::Nccl;
         assert!(decide(&records, &ONE_HOST).unwrap().insists, "one rank's wish is enough");
@@ -260,10 +287,19 @@ mod tests {
         let mut records = four(DeviceCollectives::Auto);
         records[1].wish = DeviceCollectives::Staged;
         let agreed = decide(&records, &ONE_HOST).unwrap();
-        assert_eq!(agreed, Agreed { carrier: Carrier::Staged, insists: false, why_not: None });
+        assert_eq!(
+            agreed,
+            Agreed { carrier: Carrier::Staged, insists: false, peers: OverPeersWish::No, why_not: None }
+        );
         records[3].wish = DeviceCollectives::Nccl;
         let text = decide(&records, &ONE_HOST).unwrap_err().to_string();
         assert!(text.starts_with("PHALANX_DEVICE_COLLECTIVES is nccl on rank 3 and staged on rank 1"), "{text}");
+        records[3].wish = DeviceCollectives::Peer;
+        let text = decide(&records, &ONE_HOST).unwrap_err().to_string();
+        assert!(text.starts_with("PHALANX_DEVICE_COLLECTIVES is peer on rank 3 and staged on rank 1"), "{text}");
+        records[1].wish = DeviceCollectives::Auto;
+        let agreed = decide(&records, &ONE_HOST).unwrap();
+        assert_eq!((agreed.carrier, agreed.peers), (Carrier::Staged, OverPeersWish::Insists));
         assert_eq!(ranks(&(0..12).collect::<Vec<_>>()), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 others");
     }
 

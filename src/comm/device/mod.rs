@@ -2,10 +2,11 @@
 //!
 //! A call starts at once: an event marks where the user's stream is, and the thread `phalanx-device`, one for each
 //! communicator that is used so, does the rest (`worker`). With the first call all ranks agree on what carries them
-//! (`agreement`). Where NCCL does (`over_nccl`), [`DeviceHandle::wait`] waits until the device is done. Otherwise (`staged`)
-//! the thread copies pieces of the memory (`pieces`) through pinned slots, has them combined on the host by whatever
-//! transport there is, and copies the results back; `wait` waits until the last copy is on its way, and makes the stream that
-//! is given wait for it: the device may still be copying, and work that is put on that stream comes after.
+//! (`agreement`). Where NCCL does (`over_nccl`), or for allreduces memory of peers (`over_peers`),
+//! [`DeviceHandle::wait`] waits until the device is done (`waiting`). Otherwise (`staged`) the thread copies pieces of
+//! the memory (`pieces`) through pinned slots, has them combined on the host by whatever transport there is, and copies
+//! the results back; `wait` waits until the last copy is on its way, and makes the stream that is given wait for it:
+//! the device may still be copying, and work that is put on that stream comes after.
 //!
 //! Device calls have a communicator of their own beneath the user's, so that they and host calls may be made side by
 //! side; each kind must be made in the same order on all ranks.
@@ -16,8 +17,10 @@
 mod agreement;
 #[cfg(feature = "nccl")]
 mod over_nccl;
+mod over_peers;
 mod pieces;
 mod staged;
+mod waiting;
 mod worker;
 
 use std::any::Any;
@@ -32,9 +35,7 @@ use super::call::Call;
 use super::communicator::Communicator;
 use super::handle::Handle;
 use crate::device::{DeviceBuffer, Event, Stream};
-#[cfg(feature = "nccl")]
-use crate::types::Signature;
-use crate::types::{Deadline, Element, Error, Reduction, Result};
+use crate::types::{Deadline, Element, Error, Reduction, Result, Signature};
 
 /// How much longer than its deadline a call may take to be told: what is under way on the device is waited for.
 const GRACE: Duration = Duration::from_secs(30);
@@ -86,7 +87,8 @@ impl fmt::Debug for DeviceHandle {
 }
 
 impl DeviceHandle {
-    /// Waits until the call has ended, and makes `stream` wait for its results: what is put on it from now on sees them.
+    /// Waits until the call has ended, and makes `stream` wait for its results: what is put on it from now on sees
+    /// them.
     ///
     /// # Errors
     ///
@@ -143,9 +145,10 @@ impl<T> DevicePending<T> {
     }
 }
 
-/// Collectives on device memory. They need a CUDA device, and nothing else: NCCL carries them where all ranks have it, and
-/// otherwise whatever network the ranks have. Each comes after what is on `stream` when it is called; when it returns, its
-/// results are on their way, and what is put on `stream` from then on sees them.
+/// Collectives on device memory. They need a CUDA device, and nothing else: NCCL carries them where all ranks have it,
+/// allreduces within a host go over memory of peers, and otherwise whatever network the ranks have carries them. Each
+/// comes after what is on `stream` when it is called; when it returns, its results are on their way, and what is put on
+/// `stream` from then on sees them.
 impl Communicator {
     /// As [`allreduce`](Self::allreduce), on device memory.
     pub fn allreduce_device<T: Element>(
@@ -215,8 +218,8 @@ impl Communicator {
     ) -> Result<()> {
         self.check_buffers::<T>(call, input.len(), output.len())?;
         let input = if call.is_in_place(self.rank()) { 0 } else { input.pointer() };
-        // SAFETY: both have the lengths that the call asks for, and are borrowed until it has ended: a wait ends with the
-        // call, and the copies that may still be under way are waited for when the memory is freed.
+        // SAFETY: both have the lengths that the call asks for, and are borrowed until it has ended: a wait ends with
+        // the call, and the copies that may still be under way are waited for when the memory is freed.
         unsafe { self.submit_device(call, input, output.pointer(), stream, None)? }.wait(stream)
     }
 
@@ -314,7 +317,6 @@ impl Communicator {
     }
 
     /// Why `call`, were it the next one here, would fail, if that is known.
-    #[cfg(feature = "nccl")]
     fn refusal(&self, call: &Signature) -> Option<Error> {
         self.inner.world.engine.refusal(self.inner.id, call)
     }

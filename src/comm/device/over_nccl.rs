@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::agreement::{decode_text, encode_text};
+use super::waiting::{self, pause, signature, wait_until};
 use super::worker::{Failure, Job, late};
 use crate::comm::call::{Call, Extent};
 use crate::device::nccl::{CollectiveCall, CollectiveWork, Group, Library, Opened, Progress, UniqueId};
 use crate::device::{DeviceBuffer, Event, Stream};
-use crate::types::{Algorithm, Collective, DataType, Deadline, Error, Result, Signature};
+use crate::types::{Collective, DataType, Deadline, Error, Result};
 
 /// What is told on the way of a call; 1 is what ranks have.
 const ID: u8 = 2;
@@ -21,11 +22,6 @@ const AGREED: u8 = 4;
 
 /// Bytes of an id.
 const ID_BYTES: usize = 128;
-
-/// How often is asked without a pause, then how long a pause is, and how often among these the network is asked.
-const SPINS: usize = 2000;
-const NAP: Duration = Duration::from_micros(50);
-const SPINS_PER_LOOK: usize = 64;
 
 /// How long what is still on its way to other ranks may take when the communicator ends.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -96,7 +92,7 @@ impl OverNccl {
             Err(why) => {
                 if job.communicator.rank() == 0 && !self.told.contains(&why) {
                     self.told.push(why);
-                    tracing::warn!("{} of {} goes through host memory: {why}", job.call.collective, job.call.dtype);
+                    tracing::warn!("NCCL does not carry {} of {}: {why}", job.call.collective, job.call.dtype);
                 }
                 None
             }
@@ -222,52 +218,7 @@ fn as_nccl_takes_it(job: &Job, insists: bool) -> Result<Option<CollectiveCall>, 
     }))
 }
 
-/// The job's call for errors.
-fn signature(job: &Job) -> Signature {
-    let algorithm = job.communicator.algorithm_for(&Call::barrier()).unwrap_or(Algorithm::Dissemination);
-    job.call.signature(algorithm, job.communicator.settings().deterministic, job.communicator.size())
-}
-
-/// Asks until there is an answer, another rank gives the call up, or its deadline passes, which is NCCL's to answer for.
+/// As [`waiting::wait`]: the deadline is NCCL's to answer for.
 fn wait<T>(job: &Job, what: &str, ask: impl FnMut(Instant) -> Result<Option<T>, Failure>) -> Result<T, Failure> {
-    let since = Instant::now();
-    wait_until(job, ask, || Error::Timeout {
-        operation: what.into(),
-        waiting_for: (0..job.communicator.size()).filter(|&rank| rank != job.communicator.rank()).collect(),
-        waited: since.elapsed(),
-        detail: "over NCCL, which does not say whom it waits for; it was aborted".into(),
-    })
-}
-
-fn wait_until<T>(
-    job: &Job,
-    mut ask: impl FnMut(Instant) -> Result<Option<T>, Failure>,
-    late: impl FnOnce() -> Error,
-) -> Result<T, Failure> {
-    let signature = signature(job);
-    let mut polls = 0;
-    loop {
-        let now = Instant::now();
-        let is_late = job.deadline.has_passed(now);
-        let looks = is_late || polls >= SPINS || polls % SPINS_PER_LOOK == 0;
-        if looks && let Some(cause) = job.communicator.refusal(&signature) {
-            return Err(Failure::Network(cause));
-        }
-        if is_late {
-            return Err(Failure::Own(late()));
-        }
-        if let Some(answer) = ask(now)? {
-            return Ok(answer);
-        }
-        pause(&mut polls);
-    }
-}
-
-fn pause(polls: &mut usize) {
-    *polls += 1;
-    if *polls < SPINS {
-        std::thread::yield_now();
-    } else {
-        std::thread::park_timeout(NAP);
-    }
+    waiting::wait(job, what, "over NCCL, which does not say whom it waits for; it was aborted", ask)
 }

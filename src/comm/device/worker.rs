@@ -1,8 +1,8 @@
 //! The thread that drives a communicator's calls on device memory.
 //!
 //! Calls are done one after the other, in the order in which they were made, since that is the order of the other
-//! ranks. With the first of them the ranks agree on what carries them (`agreement`): NCCL, or the way by the host, which
-//! also takes what NCCL does not do as Phalanx defines it.
+//! ranks. With the first of them the ranks agree on what carries them (`agreement`): NCCL, or the way by the host,
+//! which also takes what NCCL does not do as Phalanx defines it.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -10,9 +10,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use super::agreement::{self, Agreed};
+use super::agreement::{self, Agreed, OverPeersWish};
 #[cfg(feature = "nccl")]
 use super::over_nccl::OverNccl;
+use super::over_peers::OverPeers;
 use super::staged::Staged;
 use crate::comm::call::Call;
 use crate::comm::communicator::Communicator;
@@ -38,8 +39,8 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Runs `call` on host memory on the way of this job's call, whose signature it bears: a rank that makes another call
-    /// is found out. `number` tells such calls on one way apart.
+    /// Runs `call` on host memory on the way of this job's call, whose signature it bears: a rank that makes another
+    /// call is found out. `number` tells such calls on one way apart.
     pub fn tell(&self, call: Call, number: u8, input: &[u8], output: &mut [u8]) -> Result<(), Failure> {
         let communicator = self.communicator.with_timeout(self.deadline.remaining(Instant::now()));
         let call = call.on_the_way_of(&self.call, number);
@@ -110,6 +111,7 @@ pub(super) struct Worker {
     staged: Staged,
     #[cfg(feature = "nccl")]
     nccl: Option<OverNccl>,
+    peers: Option<OverPeers>,
     /// What calls were given to keep, until the device is done with them.
     retired: VecDeque<(Arc<Event>, Box<dyn Any + Send>)>,
 }
@@ -123,6 +125,7 @@ impl Worker {
             staged: Staged::default(),
             #[cfg(feature = "nccl")]
             nccl: None,
+            peers: None,
             retired: VecDeque::new(),
         }
     }
@@ -147,6 +150,9 @@ impl Worker {
         #[cfg(feature = "nccl")]
         if let Some(nccl) = self.nccl.take() {
             nccl.end();
+        }
+        if let Some(peers) = self.peers.take() {
+            peers.end();
         }
     }
 
@@ -198,6 +204,7 @@ impl Worker {
         self.staged.let_go();
         #[cfg(feature = "nccl")]
         let drained = self.nccl.take().is_none_or(|nccl| nccl.give_up(&cause)) && drained;
+        let drained = self.peers.take().is_none_or(OverPeers::give_up) && drained;
         if !drained {
             std::mem::forget(job.keep.take());
         }
@@ -215,7 +222,31 @@ impl Worker {
         {
             return nccl.carry_out(job, collective);
         }
+        if let Some(call) = OverPeers::carries(job)
+            && let Some(peers) = self.peers(job)?
+        {
+            return peers.carry_out(job, call);
+        }
         self.staged.carry_out(job)
+    }
+
+    /// Memory of peers, if it is used; made ready with the first call that may go over it.
+    fn peers(&mut self, job: &Job) -> Result<Option<&mut OverPeers>, Failure> {
+        let Some(agreed) = &mut self.agreed else { return Ok(None) };
+        if self.peers.is_none() && agreed.peers != OverPeersWish::No {
+            match OverPeers::start(job)? {
+                Ok(peers) => self.peers = Some(peers),
+                Err(cause) if agreed.peers == OverPeersWish::Insists => return Err(Failure::Network(cause)),
+                Err(cause) => {
+                    // All ranks have heard it, and do not try again.
+                    agreed.peers = OverPeersWish::No;
+                    if job.communicator.rank() == 0 && job.communicator.size() > 1 {
+                        tracing::info!("allreduces go through host memory: {cause}");
+                    }
+                }
+            }
+        }
+        Ok(self.peers.as_mut())
     }
 
     /// Agrees with the other ranks on what carries the calls, and makes it ready.
@@ -243,7 +274,7 @@ impl Worker {
         }
         tracing::debug!(carrier = ?agreed.carrier, insists = agreed.insists, "what carries device calls");
         if let (0, Some(why)) = (job.communicator.rank(), &agreed.why_not) {
-            tracing::warn!("device memory goes through host memory, not over NCCL: {why}");
+            tracing::warn!("device memory goes through host memory, or over memory of peers, not over NCCL: {why}");
         }
         Ok(agreed)
     }

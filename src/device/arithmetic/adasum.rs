@@ -13,14 +13,14 @@ impl Arithmetic {
     }
 
     /// `target = left (1 - left.right / 2 left.left) + right (1 - left.right / 2 right.right)`: gradients that point the
-    /// same way are averaged, those at right angles are added. For floats. Products are summed in `f64`, in an order that
-    /// depends on the count alone. `room` has as many numbers as [`adasum_room`](Self::adasum_room) says, and is free
-    /// again when the launch is done.
+    /// same way are averaged, those at right angles are added. For floats. Products are summed in `f64`, in an order
+    /// that depends on the count alone. `room` has as many numbers as [`adasum_room`](Self::adasum_room) says, and is
+    /// free again when the launch is done.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for a type that is no float, lengths that differ, memory or a stream of another device,
-    /// or an overlap.
+    /// [`Error::InvalidArgument`] for a type that is no float, lengths that differ, memory or a stream of another
+    /// device, or an overlap.
     pub fn adasum<T: Element>(
         &self,
         target: &mut DeviceSliceMut<'_, T>,

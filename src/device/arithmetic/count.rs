@@ -13,8 +13,8 @@ impl Arithmetic {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that differ, or memory or a stream of another
-    /// device; when the device fails, or is not done by the deadline.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that differ, or memory or a stream of
+    /// another device; when the device fails, or is not done by the deadline.
     pub fn count_wrong<T: Element>(
         &self,
         result: &DeviceSlice<'_, T>,

@@ -1,9 +1,9 @@
 //! Arithmetic on device memory, by the kernels, to the bits of the host's.
 //!
-//! [`Arithmetic`] launches kernels on a stream and does not wait. What it is given is checked before: lengths, the device,
-//! and that what is written lies apart from what is read. The work comes after what is on the stream; whoever uses the
-//! memory on another stream makes that one wait ([`Stream::wait_for`]). Memory may be freed at any time, since the driver
-//! waits for what uses it.
+//! [`Arithmetic`] launches kernels on a stream and does not wait. What it is given is checked before: lengths, the
+//! device, and that what is written lies apart from what is read. The work comes after what is on the stream; whoever
+//! uses the memory on another stream makes that one wait ([`Stream::wait_for`]). Memory may be freed at any time, since
+//! the driver waits for what uses it.
 //!
 //! `reduce` combines and scales, `moves` casts and packs, `adasum` and `quantize` are what their names say, `count` counts
 //! wrong elements. `parameters` has what the kernels take.
@@ -11,7 +11,7 @@
 mod adasum;
 mod count;
 mod moves;
-mod parameters;
+pub(super) mod parameters;
 mod quantize;
 mod reduce;
 
@@ -26,6 +26,7 @@ use super::stream::Stream;
 use crate::types::{Element, Error, Result};
 
 pub use moves::{Eighth, Pieces};
+pub(super) use reduce::reduce_kernel;
 
 /// Bytes that a thread moves at once.
 const VECTOR: usize = 16;
@@ -43,7 +44,8 @@ impl fmt::Debug for Arithmetic {
 }
 
 impl Arithmetic {
-    /// Opens the kernels of a device, see [`Kernels::open`]. The first launch of a kind may have to wait for the compiler.
+    /// Opens the kernels of a device, see [`Kernels::open`]. The first launch of a kind may have to wait for the
+    /// compiler.
     ///
     /// # Errors
     ///

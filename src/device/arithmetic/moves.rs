@@ -32,8 +32,8 @@ impl Arithmetic {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for another pair of types, lengths that differ, memory or a stream of another device, or
-    /// an overlap.
+    /// [`Error::InvalidArgument`] for another pair of types, lengths that differ, memory or a stream of another device,
+    /// or an overlap.
     pub fn cast<From: Element, To: Element>(
         &self,
         target: &mut DeviceSliceMut<'_, To>,
@@ -145,8 +145,8 @@ impl Arithmetic {
             pieces: pieces.table.pointer(),
             count: u32::try_from(count).map_err(|_| Error::invalid(format_args!("{count} tensors at once")))?,
         };
-        // SAFETY: each piece is a tensor that `pieces` borrows, and a range of the buffer, which has the length that was
-        // reckoned for all of them.
+        // SAFETY: each piece is a tensor that `pieces` borrows, and a range of the buffer, which has the length that
+        // was reckoned for all of them.
         unsafe { self.launch(name, (longest as usize).div_ceil(VECTOR), &parameters, stream) }
     }
 }

@@ -3,12 +3,12 @@
 use crate::types;
 
 /// The most buffers that one launch combines.
-pub(super) const MOST_SOURCES: usize = 16;
+pub(in crate::device) const MOST_SOURCES: usize = 16;
 
 /// How a result is finished.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Finish {
+pub(in crate::device) struct Finish {
     pub divisor: u64,
     pub factor: f64,
 }
@@ -22,7 +22,7 @@ impl From<types::Finish> for Finish {
 /// `kernels/reduce.cuh`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Reduce {
+pub(in crate::device) struct Reduce {
     pub target: u64,
     pub sources: [u64; MOST_SOURCES],
     pub count: u64,
@@ -33,7 +33,7 @@ pub(super) struct Reduce {
 /// `kernels/scale.cuh`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Scale {
+pub(in crate::device) struct Scale {
     pub target: u64,
     pub source: u64,
     pub count: u64,
@@ -110,6 +110,31 @@ pub(super) struct Check {
     pub expected: u64,
     pub count: u64,
     pub wrong: u64,
+}
+
+/// `kernels/peer.cuh`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(in crate::device) struct Peer {
+    pub target: u64,
+    pub inputs: [u64; MOST_SOURCES],
+    pub stages: [u64; MOST_SOURCES],
+    pub flags: [u64; MOST_SOURCES],
+    pub abort: u64,
+    pub status: u64,
+    pub count: u64,
+    pub finish: Finish,
+    pub rank: u32,
+    pub ranks: u32,
+    pub meetings: u32,
+}
+
+/// `kernels/peer.cuh`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(in crate::device) struct Fill {
+    pub scale: Scale,
+    pub status: u64,
 }
 
 #[cfg(test)]

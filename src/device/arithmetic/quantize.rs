@@ -12,14 +12,14 @@ impl Arithmetic {
         count.div_ceil(QUANTIZE_RUN) * SCALE_NUMBERS
     }
 
-    /// Codes each run of 1024 elements in 255 steps between its least and its greatest. `scales` gets each run's least and
-    /// step. What rounding took away is left in `error`, if that is given, and added the next time; it is zero at first.
-    /// For `f32` and halves.
+    /// Codes each run of 1024 elements in 255 steps between its least and its greatest. `scales` gets each run's least
+    /// and step. What rounding took away is left in `error`, if that is given, and added the next time; it is zero at
+    /// first. For `f32` and halves.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for another type, lengths that differ, memory or a stream of another device, an overlap,
-    /// or scales or errors that are not aligned to their numbers.
+    /// [`Error::InvalidArgument`] for another type, lengths that differ, memory or a stream of another device, an
+    /// overlap, or scales or errors that are not aligned to their numbers.
     pub fn quantize<T: Element>(
         &self,
         codes: &mut DeviceSliceMut<'_, u8>,

@@ -13,8 +13,8 @@ impl Arithmetic {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for an operation that the type has not or that is a user's, no source or more than 16,
-    /// lengths that differ, memory or a stream of another device, or an overlap.
+    /// [`Error::InvalidArgument`] for an operation that the type has not or that is a user's, no source or more than
+    /// 16, lengths that differ, memory or a stream of another device, or an overlap.
     pub fn reduce<T: Element>(
         &self,
         op: ReduceOp,
@@ -101,8 +101,8 @@ impl Arithmetic {
     }
 
     /// `target = source`, divided and multiplied as `finish` says: floats in their own type (halves in `f32`, rounded
-    /// once), integers in `f64` and truncated towards zero, saturating; `bool` is copied. [`Finish::NONE`] copies bit by
-    /// bit.
+    /// once), integers in `f64` and truncated towards zero, saturating; `bool` is copied. [`Finish::NONE`] copies bit
+    /// by bit.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl Arithmetic {
 }
 
 /// The name of an operation's kernel: some are one and the same.
-fn reduce_kernel(op: ReduceOp, dtype: DataType) -> String {
+pub(in crate::device) fn reduce_kernel(op: ReduceOp, dtype: DataType) -> String {
     let op = match (dtype, op) {
         (DataType::Bool, ReduceOp::Sum | ReduceOp::Max | ReduceOp::LogicalOr) => ReduceOp::BitOr,
         (DataType::Bool, ReduceOp::Product | ReduceOp::Min | ReduceOp::LogicalAnd) => ReduceOp::BitAnd,

@@ -164,7 +164,7 @@ impl Core {
 
     /// Why the next operation of a communicator would fail, if that is known: its view is over, another rank gave it up
     /// or learnt late of one before, a member is gone.
-    #[cfg(feature = "nccl")]
+    #[cfg(feature = "cuda")]
     pub fn refusal(&self, communicator: crate::types::CommunicatorId, call: &crate::types::Signature) -> Option<Error> {
         let channel = self.channels.get(&communicator)?;
         if let Some(cause) = &channel.over {

@@ -99,7 +99,13 @@ fn collectives(seen: &DevicesSeen) -> Finding {
     match (wish, seen.nccl.is_some()) {
         _ if seen.devices.is_empty() => finding("no device: collectives are on host memory".into()),
         (DeviceCollectives::Staged, _) => finding(format!("device memory goes {staged}: {name}=staged")),
-        (DeviceCollectives::Auto, false) => finding(format!("device memory goes {staged}; NCCL would carry it")),
+        (DeviceCollectives::Peer, _) => finding(format!(
+            "{name}=peer: allreduces go over memory of peers, which all ranks of one host must reach; the rest goes {staged}"
+        )),
+        (DeviceCollectives::Auto, false) => finding(format!(
+            "allreduces within a host go over memory of peers where all ranks reach each other's; the rest goes {staged}; \
+             NCCL would carry it"
+        )),
         (DeviceCollectives::Nccl, false) => Finding::note(
             PART,
             "collectives",
@@ -108,7 +114,7 @@ fn collectives(seen: &DevicesSeen) -> Finding {
         ),
         (DeviceCollectives::Auto, true) => finding(format!(
             "NCCL carries device memory where all ranks have the same and a device each; what it rounds otherwise than \
-             host memory goes {staged}"
+             host memory goes over memory of peers (allreduces within a host), or {staged}"
         )),
         (DeviceCollectives::Nccl, true) => {
             finding(format!("{name}=nccl: NCCL carries device memory, all that it knows; the rest goes {staged}"))
