@@ -111,10 +111,10 @@ def faults() -> int:
     return int(driver.phx_stand_in_faults())
 
 
-def stop(stream: Stream) -> None:
+def stop(stream: Stream | int) -> None:
     """Puts work on a stream that does not end before `release`."""
     assert driver is not None
-    driver.phx_stand_in_stop(ctypes.c_void_p(stream.handle))
+    driver.phx_stand_in_stop(ctypes.c_void_p(stream if isinstance(stream, int) else stream.handle))
 
 
 def release() -> None:

@@ -189,6 +189,20 @@ def test_without_a_stream_the_result_is_there_when_the_wait_returns() -> None:
         assert same(array.values(Stream(device())), total())
 
 
+def test_the_wait_for_a_result_without_a_stream_is_for_the_device_too() -> None:
+    # Such a call is on the stream that new arrays name. What is put there after the call began keeps the result back.
+    home = phalanx.DeviceArray(device(), [1], "u8").__cuda_array_interface__["stream"]
+    array = ByInterface(given(phalanx.rank()), device(), stream=None)
+    handle = phalanx.allreduce_async_(array, phalanx.Sum)
+    stand_in.stop(home)
+    with pytest.raises(TimeoutError, match="still pending"):
+        handle.wait(0.5)
+    assert not handle.poll()
+    stand_in.release()
+    assert handle.wait() is array
+    assert same(array.values(Stream(device())), total())
+
+
 def test_results_are_taken_over_in_order() -> None:
     array = ByInterface(given(phalanx.rank()), device())
     result = phalanx.allreduce(array, phalanx.Sum)
