@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from typing import Any
@@ -280,16 +281,25 @@ def test_memory_is_kept_as_long_as_it_is_used_and_freed_once() -> None:
     before = stand_in.live()
     stream = Stream(device())
     stand_in.stop(stream)
-    for kind in KINDS:
-        array = kind(given(phalanx.rank(), shape=(10_000,)), device(), stream)
-        # Nobody has the handle, the arrays or the result.
-        phalanx.allreduce_async(array, phalanx.Sum)
-        phalanx.broadcast_async(array, 0)
-        del array
-    gc.collect()
-    # Inputs of two kinds, and two results and two copies of them.
-    assert stand_in.live() >= before + 6
-    stand_in.release()
+    try:
+        memory: list[Any] = []
+        handles: list[Any] = []
+        for kind in KINDS:
+            array = kind(given(phalanx.rank(), shape=(10_000,)), device(), stream)
+            handles += [phalanx.allreduce_async(array, phalanx.Sum), phalanx.broadcast_async(array, 0)]
+            memory.append(array.memory)
+            del array
+        gc.collect()
+        # The list has it, the call of this function, and the pending call.
+        assert [sys.getrefcount(memory[at]) for at in range(2)] == [3, 3]
+        # Nobody has the handles, the arrays or the results any more.
+        memory.clear()
+        handles.clear()
+        gc.collect()
+        # Inputs of two kinds, and two results and two copies of them.
+        assert stand_in.live() >= before + 6
+    finally:
+        stand_in.release()
     probe = ByInterface(given(phalanx.rank()), device())
     phalanx.allreduce_(probe, phalanx.Sum)
     assert same(probe.values(), total())
