@@ -147,9 +147,31 @@ mod tests {
         for cut in [1, 64, whole.len() / 2, whole.len() - 64, whole.len() - 5] {
             assert!(check(&whole[..whole.len() - cut]).is_err(), "{cut} bytes less");
         }
-        let mut wild = whole;
-        wild[0x28..0x30].fill(0xff);
-        assert!(check(&wild).is_err());
+        // A table that lies elsewhere, a segment and a section that reach beyond the end.
+        let at = |field: usize| number(&whole, field..field + 8).unwrap() as usize;
+        let section = at(0x28) + 64;
+        assert_ne!(number(&whole, section + 4..section + 8), Some(NO_CONTENT));
+        for place in [0x28, at(0x20) + 0x20, section + 0x20] {
+            let mut wild = whole.clone();
+            wild[place..place + 8].copy_from_slice(&(whole.len() as u64 + 1).to_le_bytes());
+            assert!(check(&wild).is_err(), "{place:#x}");
+            wild[place..place + 8].fill(0xff);
+            assert!(check(&wild).is_err(), "{place:#x}");
+        }
+    }
+
+    /// One that NVIDIA's tools have made, where a file is named.
+    #[test]
+    fn a_real_fatbin_is_whole_and_a_part_of_it_is_not() {
+        let Ok(file) = std::env::var("PHALANX_TEST_FATBIN") else {
+            return println!("skipped: PHALANX_TEST_FATBIN names no file of kernels/build.py");
+        };
+        let whole = std::fs::read(file).unwrap();
+        assert!(whole.starts_with(&FATBIN));
+        check(&whole).unwrap();
+        for cut in [1, 8, 4096, whole.len() / 2] {
+            assert!(check(&whole[..whole.len() - cut]).is_err(), "{cut} bytes less");
+        }
     }
 
     #[test]

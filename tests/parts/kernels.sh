@@ -23,6 +23,8 @@ fi
 if [ -x "$nvcc" ] && [ "$(uname -m)" = x86_64 ]; then
     step 'kernels: a spill is found out' python3 kernels/build.py --nvcc "$nvcc" --self-test
     step 'kernels: every architecture' python3 kernels/build.py --nvcc "$nvcc"
+    step 'kernels: the fatbin is read as it was written' env PHALANX_TEST_FATBIN="$root/target/kernels/phalanx.fatbin" \
+        cargo test --lib --locked -- device::image::
 else
     skip 'kernels: every architecture' 'no nvcc, and none could be installed'
 fi

@@ -448,3 +448,35 @@ change src/sys/fork.rs \
     'if fd == nothing {' \
     'if fd < 0 {'
 caught_by --lib sys::fork::tests::a_number_that_is_not_open_yet_is_taken_all_the_same
+
+# Kernels, and allreduces over memory of peers.
+
+bug contracts-in-kernels 'NVRTC may round a * b + c once, where the host rounds twice'
+change src/device/sources.rs \
+    '["--std=c++17", "--fmad=false"]' \
+    '["--std=c++17", "--fmad=true"]'
+caught_by --lib device::sources::tests::whoever_compiles_the_kernels_rounds_twice
+
+bug lets-the-driver-read-on 'a section of compiled kernels may reach beyond their end'
+change src/device/image.rs \
+    'if has_content && !within(start, length) {' \
+    'if has_content && !is_section && !within(start, length) {'
+caught_by --lib device::image::tests::an_elf_file_holds_all_that_it_speaks_of
+
+bug meets-after-giving-up 'a kernel that follows one which gave up raises its flags'
+change kernels/peer.cuh \
+    'if (is_out) return false;' \
+    '(void)is_out;'
+caught_by '--test kernels' peers::whoever_gave_up_raises_no_flag_and_writes_nothing_that_others_read
+
+bug fills-what-others-read 'a rank that gave up writes what the others may still read'
+change kernels/peer.cuh \
+    'if (observe(p.status) == 0) Scaler<ELEMENT>::scale(p.scale);' \
+    'Scaler<ELEMENT>::scale(p.scale);'
+caught_by '--test kernels' peers::whoever_gave_up_raises_no_flag_and_writes_nothing_that_others_read
+
+bug leaves-kernels-waiting 'a kernel is not told to give up'
+change src/comm/device/over_peers.rs \
+    'self.peers.abort();' \
+    ''
+caught_by '--test device' over_peers::a_launch_that_fails_ends_the_kernels_that_wait_for_it
