@@ -5,7 +5,9 @@
 #   bash kernels/check_device.sh FATBIN          takes kernels that kernels/build.py has compiled elsewhere
 #   bash kernels/check_device.sh --stand-in      without a GPU: shows that the check itself runs, and that it can fail
 #
-# Needs g++ and the driver; beyond nvcc for the first, no toolkit. What it builds goes to target/kernels.
+# Needs g++ and the driver; beyond nvcc for the first, no toolkit. What it builds goes to target/kernels. Where
+# target/release/phalanx or phalanx in PATH is there, a rank by itself measures collectives on device memory first, over
+# NCCL if that is there too: the program's own way, from the making of a communicator to its end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 built=target/kernels
@@ -40,4 +42,18 @@ if [ -z "$image" ]; then
     image=$built/native.fatbin
     nvcc -std=c++17 -O3 -fmad=false -arch=native -fatbin -o "$image" kernels/phalanx.cu
 fi
-exec "$built/check" "$image"
+
+program=target/release/phalanx
+[ -x "$program" ] || program=$(command -v phalanx || true)
+status=0
+if [ -n "$program" ]; then
+    carrier=nccl
+    if "$program" doctor | grep -q 'NCCL was not found'; then carrier=staged; fi
+    echo "one rank on device memory, by $carrier:"
+    PHALANX_DEVICE_COLLECTIVES=$carrier timeout 60 "$program" \
+        bench allreduce --np 1 --memory device --bytes 8:64M || status=1
+else
+    echo 'one rank on device memory: not measured, there is no phalanx program (cargo build --release)'
+fi
+"$built/check" "$image" || status=1
+exit "$status"

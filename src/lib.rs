@@ -60,7 +60,7 @@ pub use comm::{
     Buffer, Call, Communicator, Handle, Pending, Scope, ScopedHandle, Settings, Statistics, init, thread_world,
 };
 #[cfg(feature = "cuda")]
-pub use comm::{DeviceHandle, DevicePending};
+pub use comm::{DeviceCarrier, DeviceHandle, DevicePending};
 pub use types::{Algorithm, DataType, Element, Error, Fault, ReduceOp, Reduction, Result, TransportKind};
 
 #[cfg(feature = "python")]

@@ -35,7 +35,7 @@ pub use communicator::{Communicator, Settings};
 pub use connect::init;
 pub(crate) use connect::{among, member, policy, within_process};
 #[cfg(feature = "cuda")]
-pub use device::{DeviceHandle, DevicePending};
+pub use device::{DeviceCarrier, DeviceHandle, DevicePending};
 pub use handle::Handle;
 pub use pending::Pending;
 pub use scope::{Scope, ScopedHandle};

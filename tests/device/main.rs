@@ -4,6 +4,7 @@
 //! On a machine with a GPU, PHALANX_TEST_GPU=1 runs the scenarios that need no stand-in against the real driver.
 
 mod arithmetic;
+mod bench;
 mod failures;
 mod harness;
 mod matrix;

@@ -34,7 +34,7 @@ pub fn inside(scenario: &str) {
 }
 
 /// The folders with both stand-ins, as a list for `PHALANX_LIBRARIES`.
-fn folders() -> Option<&'static str> {
+pub fn folders() -> Option<&'static str> {
     static FOLDERS: OnceLock<Option<String>> = OnceLock::new();
     let build = || {
         let driver = folder()?.to_str().expect("a path in UTF-8");

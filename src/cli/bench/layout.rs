@@ -123,6 +123,11 @@ impl<T: Value> Buffers<T> {
         Ok(Self { layout, input, output, sheets: Vec::new() })
     }
 
+    /// The input and the output.
+    pub fn parts(&mut self) -> (&mut [T], &mut [T]) {
+        (&mut self.input, &mut self.output)
+    }
+
     /// Writes down what belongs to the salts from 1 to `salts`.
     pub fn write_down(&mut self, exercise: &Exercise, rank: usize, salts: u64) {
         let sheet = |salt| {

@@ -116,6 +116,7 @@ pub fn measure(limit: Limit, collective: Collective, ranks: usize, bytes: usize)
         transport: transport.into(),
         algorithm: "limit".into(),
         in_place: false,
+        memory: "host".into(),
         iterations: times.len(),
         time_us_min: microseconds(0),
         time_us_p50: microseconds(50),

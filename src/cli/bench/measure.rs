@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::{bandwidth_gbs, bus_factor, percentile};
 use super::layout::{Buffers, Layout, call_of, with_element_type};
+use super::on_device::{self, OnDevice};
 use super::report::Message;
 use super::sizes::Extent;
 use super::values::{Exercise, Value, reduces};
@@ -29,6 +30,8 @@ pub struct Job {
     pub in_place: bool,
     /// Whether buffers are allocated by the communicator.
     pub registered: bool,
+    /// Whether they lie in the memory of CUDA devices.
+    pub on_device: bool,
     /// Timed iterations; by size if not given.
     pub iterations: Option<usize>,
     /// Iterations before the timed ones; by size if not given.
@@ -60,6 +63,8 @@ pub struct Row {
     pub algorithm: String,
     /// Whether input and output were one buffer.
     pub in_place: bool,
+    /// Where they lay: `host` or `device`.
+    pub memory: String,
     /// Timed iterations.
     pub iterations: usize,
     /// The shortest time.
@@ -105,6 +110,9 @@ impl Job {
         if self.in_place && !super::layout::can_be_in_place(self.collective) {
             return Err(Error::invalid(format!("--in-place: {} has two buffers or none", self.collective)));
         }
+        if self.on_device {
+            on_device::check(self.collective)?;
+        }
         if self.iterations == Some(0) {
             return Err(Error::invalid("--iters 0 measures nothing; give at least 1"));
         }
@@ -136,6 +144,8 @@ pub(super) struct Run<'a, T> {
     control: Communicator,
     exercise: Exercise,
     buffers: Buffers<T>,
+    /// What the calls are made on, if not those.
+    device: Option<OnDevice<T>>,
     /// Whether each call destroys its input.
     in_place: bool,
     /// Whether inputs and answers of some salts are written down.
@@ -158,7 +168,13 @@ impl<'a, T: Value> Run<'a, T> {
         if is_written_down {
             buffers.write_down(&exercise, comm.rank(), SALTS);
         }
-        Ok(Run { comm, control, exercise, buffers, in_place: layout.in_place, is_written_down, wrong: 0 })
+        Ok(Run { comm, control, exercise, buffers, device: None, in_place: layout.in_place, is_written_down, wrong: 0 })
+    }
+
+    /// The same on device memory.
+    fn on_device(mut self, layout: Layout) -> Result<Self> {
+        self.device = Some(OnDevice::new(self.comm, layout)?);
+        Ok(self)
     }
 
     /// Wrong elements over all ranks; what this rank saw itself counts even if the sum over the ranks is what is broken.
@@ -174,14 +190,25 @@ impl<'a, T: Value> Run<'a, T> {
         self.exercise.salt = if self.is_written_down { self.exercise.salt % SALTS + 1 } else { self.exercise.salt + 1 };
         if check || self.in_place {
             self.buffers.prepare(&self.exercise, rank);
+            if let Some(device) = &mut self.device {
+                let (input, output) = self.buffers.parts();
+                device.write(input, output)?;
+            }
         }
         self.control.barrier()?;
         let began = Instant::now();
-        self.buffers.call(self.comm, &self.exercise)?;
+        match &mut self.device {
+            Some(device) => device.call(self.comm, &self.exercise)?,
+            None => self.buffers.call(self.comm, &self.exercise)?,
+        }
         let taken = began.elapsed();
         if check {
             // Where ranks share cores, one that checks already would take time from one that is still in its call.
             self.control.barrier()?;
+            if let Some(device) = &self.device {
+                let (input, output) = self.buffers.parts();
+                device.read(input, output)?;
+            }
             self.wrong += self.buffers.wrong(&self.exercise, rank);
         }
         Ok(taken)
@@ -199,6 +226,9 @@ fn one_size<T: Value>(comm: &Communicator, job: &Job, exercise: Exercise) -> Res
     let control = comm.with_algorithm(None);
     let registered = job.registered.then_some(comm);
     let mut run = Run::<T>::new(comm, control, exercise, layout, registered)?;
+    if job.on_device {
+        run = run.on_device(layout)?;
+    }
 
     let (iterations, warmup) = usual_iterations(bytes);
     let warmup = job.warmup.unwrap_or(warmup);
@@ -230,9 +260,10 @@ fn one_size<T: Value>(comm: &Communicator, job: &Job, exercise: Exercise) -> Res
     let wrong = run.all_wrong()?;
 
     let Exercise { collective, dtype, op, root, ranks, extent, .. } = exercise;
-    let algorithm = match call_of(&exercise, job.in_place) {
-        Some(call) => comm.algorithm_for(&call)?.name(),
-        None => "linear",
+    let (transport, algorithm) = match (&run.device, call_of(&exercise, job.in_place)) {
+        (Some(device), _) => device.carrier(comm),
+        (None, Some(call)) => (comm.transport_summary(), comm.algorithm_for(&call)?.name()),
+        (None, None) => (comm.transport_summary(), "linear"),
     };
     let p50 = percentile(&times, 50);
     let microseconds = |time: u64| time as f64 / 1e3;
@@ -245,9 +276,10 @@ fn one_size<T: Value>(comm: &Communicator, job: &Job, exercise: Exercise) -> Res
         root: if has_root(collective) { root as i64 } else { -1 },
         ranks,
         hosts: comm.view().hosts.iter().max().map_or(1, |last| last + 1),
-        transport: comm.transport_summary(),
+        transport,
         algorithm: algorithm.into(),
         in_place: layout.in_place,
+        memory: if job.on_device { "device" } else { "host" }.into(),
         iterations,
         time_us_min: microseconds(percentile(&times, 0)),
         time_us_p50: microseconds(p50),
@@ -294,6 +326,7 @@ mod tests {
             root: 0,
             in_place: false,
             registered: false,
+            on_device: false,
             iterations: None,
             warmup: None,
         }

@@ -11,6 +11,11 @@ mod layout;
 mod limit;
 mod measure;
 mod namespaces;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_device.rs"]
+mod on_device;
+#[cfg(feature = "cuda")]
+mod on_device;
 mod report;
 pub(super) mod sizes;
 pub(super) mod sweep;
@@ -87,6 +92,9 @@ pub struct Bench {
     /// Buffers from `comm.alloc`, which the ranks of one host read where they are
     #[arg(long)]
     registered: bool,
+    /// Where the buffers lie: in host memory, or in that of CUDA devices, which the ranks of a host take in turn
+    #[arg(long, value_name = "WHERE", default_value = "host", conflicts_with = "registered")]
+    memory: Memory,
     /// Reduce in rank order whatever the algorithm
     #[arg(long)]
     deterministic: bool,
@@ -109,13 +117,13 @@ pub struct Bench {
     /// private ones, whose bytes go through a stage; or the bytes of any collective of two over sockets on loopback
     #[arg(long, value_name = "WHAT", num_args = 0..=1, default_missing_value = "shared", require_equals = true,
           conflicts_with_all = ["hosts", "threads", "transport", "algorithm", "dtype", "op", "in_place",
-        "registered", "deterministic", "iters", "warmup", "root", "bind_to", "sweep"])]
+        "registered", "memory", "deterministic", "iters", "warmup", "root", "bind_to", "sweep"])]
     limit: Option<Limit>,
     /// Measure every algorithm in alternation beside the model's prediction, of these collectives [default: all], and say
     /// what the choice loses against the fastest
     #[arg(long, value_name = "COLLECTIVES", num_args = 0..=1, value_delimiter = ',', default_missing_value = "all",
           require_equals = true, value_parser = swept,
-          conflicts_with_all = ["collective", "algorithm", "in_place", "registered", "iters", "warmup"])]
+          conflicts_with_all = ["collective", "algorithm", "in_place", "registered", "memory", "iters", "warmup"])]
     sweep: Option<Vec<Swept>>,
     /// Print one JSON object for each size
     #[arg(long)]
@@ -151,6 +159,15 @@ fn swept(text: &str) -> std::result::Result<Swept, String> {
     }
 }
 
+/// Where buffers lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Memory {
+    /// In host memory.
+    Host,
+    /// In the memory of CUDA devices.
+    Device,
+}
+
 /// What a rank may be bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum BindTo {
@@ -174,6 +191,7 @@ impl Bench {
             root: self.root,
             in_place: self.in_place,
             registered: self.registered,
+            on_device: self.memory == Memory::Device,
             iterations: self.iters,
             warmup: self.warmup,
         }

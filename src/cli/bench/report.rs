@@ -133,6 +133,7 @@ fn title(row: &Row) -> String {
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     title += &format!(", {} rank{} on {} host{}", row.ranks, plural(row.ranks), row.hosts, plural(row.hosts));
     title += if row.in_place { ", in place" } else { "" };
+    title += if row.memory == "device" { ", in device memory" } else { "" };
     title + "; times are those of the slowest rank in each iteration"
 }
 
@@ -174,6 +175,7 @@ mod tests {
             transport: "shm".into(),
             algorithm: "recursive_doubling".into(),
             in_place: false,
+            memory: "host".into(),
             iterations: 200,
             time_us_min: 90.0,
             time_us_p50: 99.5,

@@ -275,6 +275,7 @@ mod tests {
             root: 0,
             in_place: false,
             registered: false,
+            on_device: false,
             iterations: None,
             warmup: None,
         };

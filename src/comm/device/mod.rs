@@ -40,11 +40,24 @@ use crate::types::{Deadline, Element, Error, Reduction, Result, Signature};
 /// How much longer than its deadline a call may take to be told: what is under way on the device is waited for.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// What carries calls on device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceCarrier {
+    /// NCCL.
+    Nccl,
+    /// Kernels that read the memory of the other ranks' devices.
+    Peers,
+    /// Pinned host memory, and what carries calls on host memory.
+    Staged,
+}
+
 /// A communicator's device calls.
 pub(super) struct DeviceCalls {
     communicator: Communicator,
     jobs: ManuallyDrop<mpsc::Sender<Job>>,
     dead: Arc<Mutex<Option<Error>>>,
+    /// What carried the last call.
+    carrier: Arc<Mutex<Option<DeviceCarrier>>>,
     /// The device of the first call, and so of all.
     ordinal: OnceLock<usize>,
     thread: Option<JoinHandle<()>>,
@@ -53,13 +66,14 @@ pub(super) struct DeviceCalls {
 impl DeviceCalls {
     fn start(communicator: Communicator) -> Result<Self> {
         let (jobs, taken) = mpsc::channel();
-        let dead = Arc::default();
-        let worker = Worker::new(taken, Arc::clone(&dead));
+        let (dead, carrier) = (Arc::default(), Arc::default());
+        let worker = Worker::new(taken, Arc::clone(&dead), Arc::clone(&carrier));
         let thread = std::thread::Builder::new().name("phalanx-device".into()).spawn(|| worker.run());
         let thread = thread.map_err(|error| {
             Error::environment(format_args!("cannot start a thread: {error}"), "see the limits on threads and memory")
         })?;
-        Ok(Self { communicator, jobs: ManuallyDrop::new(jobs), dead, ordinal: OnceLock::new(), thread: Some(thread) })
+        let (jobs, ordinal) = (ManuallyDrop::new(jobs), OnceLock::new());
+        Ok(Self { communicator, jobs, dead, carrier, ordinal, thread: Some(thread) })
     }
 }
 
@@ -302,6 +316,13 @@ impl Communicator {
         // A thread that is gone drops the job, which tells its outcome.
         let _ = calls.jobs.send(job);
         Ok(DeviceHandle { outcome, deadline })
+    }
+
+    /// What carried this communicator's last call on device memory: the same on all ranks after the same call. `None`
+    /// before the first.
+    pub fn device_carrier(&self) -> Option<DeviceCarrier> {
+        let calls = self.inner.device.get()?;
+        *calls.carrier.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn device_calls(&self) -> Result<&DeviceCalls> {

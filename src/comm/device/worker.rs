@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
+use super::DeviceCarrier;
 use super::agreement::{self, Agreed, OverPeersWish};
 #[cfg(feature = "nccl")]
 use super::over_nccl::OverNccl;
@@ -106,6 +107,8 @@ pub(super) struct Worker {
     jobs: mpsc::Receiver<Job>,
     /// Why no call can be made any more.
     dead: Arc<Mutex<Option<Error>>>,
+    /// What carried the last call.
+    carrier: Arc<Mutex<Option<DeviceCarrier>>>,
     /// What all ranks agreed on with the first call.
     agreed: Option<Agreed>,
     staged: Staged,
@@ -117,10 +120,15 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub fn new(jobs: mpsc::Receiver<Job>, dead: Arc<Mutex<Option<Error>>>) -> Self {
+    pub fn new(
+        jobs: mpsc::Receiver<Job>,
+        dead: Arc<Mutex<Option<Error>>>,
+        carrier: Arc<Mutex<Option<DeviceCarrier>>>,
+    ) -> Self {
         Self {
             jobs,
             dead,
+            carrier,
             agreed: None,
             staged: Staged::default(),
             #[cfg(feature = "nccl")]
@@ -216,17 +224,22 @@ impl Worker {
         if self.agreed.is_none() {
             self.agreed = Some(self.agree(job)?);
         }
+        let carrier = self.carrier.clone();
+        let carried_by = |what| *carrier.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
         #[cfg(feature = "nccl")]
         if let Some(nccl) = &mut self.nccl
             && let Some(collective) = nccl.carries(job)
         {
+            carried_by(DeviceCarrier::Nccl);
             return nccl.carry_out(job, collective);
         }
         if let Some(call) = OverPeers::carries(job)
             && let Some(peers) = self.peers(job)?
         {
+            carried_by(DeviceCarrier::Peers);
             return peers.carry_out(job, call);
         }
+        carried_by(DeviceCarrier::Staged);
         self.staged.carry_out(job)
     }
 
