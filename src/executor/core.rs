@@ -221,7 +221,8 @@ impl Core {
             // Known from now on, so that the others' echo of it is no news.
             channel.abort(tag.sequence, &cause);
             completion.finish(Err(self.seen(tag.communicator, cause.clone())), work.keep.take());
-            return self.tell_abort(tag, &cause);
+            self.tell_abort(tag, &cause);
+            return self.forgo_boards(tag, &cause, true);
         }
         // SAFETY: the caller's promise.
         let operation = unsafe { Operation::new(work, tag, completion.clone(), now) };

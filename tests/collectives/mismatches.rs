@@ -255,6 +255,35 @@ fn what_is_told_late_has_the_number_of_the_operation_that_differed() {
     }
 }
 
+/// A root may be done with a call, and have given up the next, before another rank begins the first. That rank hears of it
+/// early, and finds the first where the others made it.
+#[test]
+fn a_call_before_one_that_was_given_up_ends_as_it_would_on_a_rank_that_comes_late() {
+    for kind in TRANSPORTS {
+        let outcomes = on_world(kind, 3, |comm| {
+            // Over boards, where there are some, from the second call on.
+            comm.barrier().expect("all are there");
+            comm.barrier().expect("all are there");
+            if comm.rank() == 2 {
+                // Comes after the word that the second call was given up, over the same link.
+                comm.recv(&mut [0u8; 1], 0, 7).expect("a message");
+            }
+            let mut data = [comm.rank() as u32 + 5; 100];
+            comm.broadcast(&mut data, 0).expect("nobody gave it up");
+            assert_eq!(data, [5; 100], "{kind}");
+            let patience = Duration::from_millis(if comm.rank() == 2 { 60_000 } else { 100 });
+            let outcome = comm.with_timeout(patience).allreduce(&mut [1u32; 10], ReduceOp::Sum);
+            if comm.rank() == 0 {
+                comm.send(&[0u8; 1], 2, 7).expect("a message");
+            }
+            // And they go on.
+            comm.barrier().expect("all are there again");
+            outcome
+        });
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(Error::Timeout { .. }))), "{kind}: {outcomes:?}");
+    }
+}
+
 /// A short message is on its way before its receiver can refuse it, so that the sender's call ends well. The sender is
 /// told at the next message of the same tag, and that one fails on both sides; then they go on.
 #[test]

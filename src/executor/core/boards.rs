@@ -140,7 +140,8 @@ impl Core {
         let Some(channel) = self.channels.get_mut(&call.communicator) else { return Outcome::NotBegun };
         let InHostWay::Over(boards) = channel.in_host else { return Outcome::NotBegun };
         let Some(Some(in_host)) = self.in_hosts.get_mut(boards) else { return Outcome::NotBegun };
-        if channel.over.is_some() || channel.late_failure.is_some() || channel.has_early() {
+        let is_given_up = channel.has_given_up() && channel.abort_cause(channel.next_sequence).is_some();
+        if is_given_up || channel.over.is_some() || channel.late_failure.is_some() || channel.has_early() {
             return Outcome::NotBegun;
         }
         let tag = Tag { communicator: call.communicator, sequence: channel.next_sequence };
@@ -245,6 +246,11 @@ impl Core {
     pub(super) fn forgo_boards(&mut self, tag: Tag, cause: &Error, tell: bool) {
         let Some(channel) = self.channels.get_mut(&tag.communicator) else { return };
         let InHostWay::Over(index) = channel.in_host else { return };
+        // Calls before it that this rank has not begun are on the boards of others that have. When its own turn comes, it
+        // is refused, and the boards with it.
+        if tag.sequence > channel.next_sequence {
+            return;
+        }
         channel.in_host = InHostWay::Never;
         let Some(Some(in_host)) = self.in_hosts.get_mut(index) else { return };
         in_host.close();
