@@ -291,7 +291,9 @@ impl Communicator {
         if let Some(cause) = calls.dead.lock().unwrap_or_else(PoisonError::into_inner).clone() {
             return Err(cause);
         }
-        let (given, first) = (stream.device().ordinal(), *calls.ordinal.get_or_init(|| stream.device().ordinal()));
+        // What has no elements may be nowhere, and is on any device.
+        let given = stream.device().ordinal();
+        let first = if inputs + outputs == 0 { given } else { *calls.ordinal.get_or_init(|| given) };
         if given != first {
             return Err(Error::invalid(format_args!(
                 "a stream of device {given} given, but the calls of this communicator are on device {first}; a subgroup of \

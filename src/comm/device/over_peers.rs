@@ -95,8 +95,8 @@ impl OverPeers {
         else {
             return None;
         };
-        // A forced algorithm is one of the host's.
-        if reduction.op == ReduceOp::User || job.communicator.settings().algorithm.is_some() {
+        // What has no elements may be on another device. A forced algorithm is one of the host's.
+        if *count == 0 || reduction.op == ReduceOp::User || job.communicator.settings().algorithm.is_some() {
             return None;
         }
         let divisor = if reduction.op == ReduceOp::Average { job.communicator.size() as u64 } else { 1 };
