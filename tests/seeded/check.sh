@@ -76,7 +76,7 @@ changed() { # what it is for, file, text to find, text to put
 
 # Makes the copy equal to the sources, but for patience. Only files that differ are written, with the present time, which
 # is what tells cargo to build them again.
-sources=(Cargo.toml Cargo.lock README.md src tests benches examples ffi docs)
+sources=(Cargo.toml Cargo.lock README.md src kernels tests benches examples ffi docs)
 list() { # directory
     (cd "$1" && find "${sources[@]}" -type f ! -path '*/.*/*' ! -path '*/target/*' 2>/dev/null | sort)
 }

@@ -61,7 +61,8 @@ impl Exported {
             ordinal: u32::try_from(device.ordinal()).unwrap_or(u32::MAX),
             base: memory.pointer(),
             flags_at,
-            handle: handle.reserved.map(|byte| byte as u8),
+            // The sign of a character is the processor's business.
+            handle: handle.reserved.map(|byte| byte.to_ne_bytes()[0]),
         })
     }
 
