@@ -400,16 +400,16 @@ mod tests {
         }
         let signature = signature(Collective::Alltoall, None);
         let call = (Tag { communicator: CommunicatorId::WORLD, sequence: 0 }, signature);
-        // A mapping of its own, which is not there any more when it is dropped.
+        // A mapping of its own, which can be taken away. Its place stays taken, so that no other test's memory comes there.
         let bytes = (2 * 8 * COUNT).next_multiple_of(crate::sys::page_bytes());
         let input = || {
             crate::sys::Segment::create("phalanx-test", bytes).and_then(|one| crate::sys::Mapping::new(&one, 0, bytes))
         };
-        let mut inputs = [(); 2].map(|()| Some(input().expect("memory")));
+        let inputs = [(); 2].map(|()| input().expect("memory"));
         let mut outputs = [(); 2].map(|()| vec![0_u64; 2 * COUNT]);
         let reduction = Reduction::new(ReduceOp::Sum);
         let memory: [Memory<'_>; 2] = std::array::from_fn(|rank| {
-            let from = inputs[rank].as_ref().map(|input| input.start().as_ptr()).expect("an input");
+            let from = inputs[rank].start().as_ptr();
             // SAFETY: the mapping has so many elements, and nobody else looks at it.
             let elements = unsafe { std::slice::from_raw_parts_mut(from.cast::<u64>(), 2 * COUNT) };
             elements.iter_mut().enumerate().for_each(|(index, element)| *element = (index * 2 + rank) as u64);
@@ -429,7 +429,10 @@ mod tests {
             ranks[0].give_up(Some(runs[0].line));
         }
         if instead != Instead::Nothing {
-            inputs[0] = None;
+            use rustix::mm::{MprotectFlags, mprotect};
+            // SAFETY: nobody looks at the elements any more but the system, which is refused.
+            let taken = unsafe { mprotect(inputs[0].start().as_ptr().cast(), bytes, MprotectFlags::empty()) };
+            taken.expect("memory without access");
         }
         let mut ended = [None, None];
         for _ in 0..2 * runs[0].cut.chunks + 2 {
