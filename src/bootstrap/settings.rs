@@ -44,13 +44,13 @@ pub enum FiguresFile {
 /// What carries collectives on device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceCollectives {
-    /// NCCL, where all ranks have it, for calls whose results are those of host memory; memory of peers for other allreduces
-    /// within one host; what is left is staged.
+    /// NCCL, where all ranks have it, for calls whose results are those of host memory; memory of peers for others within one
+    /// host; what is left is staged.
     #[default]
     Auto,
     /// NCCL, for all that it knows. That a rank has none is an error.
     Nccl,
-    /// Memory of peers for allreduces, all else staged. That it cannot be used is an error.
+    /// Memory of peers; what that does not carry is staged. That it cannot be used is an error.
     Peer,
     /// Pinned host memory and the transports.
     Staged,

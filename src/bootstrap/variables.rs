@@ -108,7 +108,7 @@ declare! {
         default "where the system looks", example "/opt/nvidia/lib";
     KERNELS = "PHALANX_KERNELS", "A file with compiled kernels for GPUs, a fatbin of kernels/build.py, to take in place of compiling them at first use.",
         default "compiled by NVRTC at first use, and kept under the user's cache folder", example "/opt/phalanx/phalanx.fatbin";
-    DEVICE_COLLECTIVES = "PHALANX_DEVICE_COLLECTIVES", "What carries collectives on device memory: auto, NCCL where all ranks have it and its results are those of host memory, memory of peers for other allreduces within a host, and host memory; nccl, NCCL for all that it knows, or an error; peer, memory of peers for allreduces, or an error; staged, host memory and the transports. The same on all ranks.",
+    DEVICE_COLLECTIVES = "PHALANX_DEVICE_COLLECTIVES", "What carries collectives on device memory: auto, NCCL where all ranks have it and its results are those of host memory, memory of peers for others within a host, and host memory; nccl, NCCL for all that it knows, or an error; peer, memory of peers within a host, or an error; staged, host memory and the transports. The same on all ranks.",
         default "auto", example "staged";
     LOG = "PHALANX_LOG", "What is logged to standard error: error, warn, info, debug, trace, or filters such as phalanx::bootstrap=debug. By the program phalanx, Python and C; Rust programs have subscribers of their own.",
         default "warn", example "info";

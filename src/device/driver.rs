@@ -34,6 +34,8 @@ calls! {
         cuMemFree_v2(sys::CUdeviceptr) -> Code;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
         cuMemFreeHost(*mut c_void) -> Code;
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint) -> Code;
+        cuMemHostUnregister(*mut c_void) -> Code;
         cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream) -> Code;
         cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream) -> Code;
         cuMemcpyDtoDAsync_v2(sys::CUdeviceptr, sys::CUdeviceptr, usize, sys::CUstream) -> Code;

@@ -1,5 +1,6 @@
 //! Host memory that the system does not page out, so that a device copies to and from it on its own.
 
+use std::any::Any;
 use std::ffi::{c_uint, c_void};
 use std::ptr::NonNull;
 
@@ -14,6 +15,8 @@ pub struct PinnedBuffer {
     device: Device,
     start: NonNull<u8>,
     bytes: usize,
+    /// What owns the bytes where the driver does not.
+    owner: Option<Box<dyn Any + Send>>,
 }
 
 // SAFETY: it owns its bytes.
@@ -34,7 +37,26 @@ impl PinnedBuffer {
         device.driver().check("cuMemHostAlloc", code, || format!("{bytes} bytes of pinned host memory"))?;
         let start = NonNull::new(start.cast::<u8>());
         let start = start.ok_or_else(|| Error::internal("the driver gave pinned memory at address 0"))?;
-        Ok(Self { device: device.clone(), start, bytes })
+        Ok(Self { device: device.clone(), start, bytes, owner: None })
+    }
+
+    /// Pins memory that `owner` owns, for as long as this lives; `owner` is dropped after that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`] when the system does not let it be pinned. `owner` is dropped then.
+    ///
+    /// # Safety
+    ///
+    /// The `bytes` from `start` on must be readable, writable and nobody else's until `owner` is dropped, and no copy may
+    /// be under way with them when this is.
+    pub unsafe fn pin(device: &Device, start: NonNull<u8>, bytes: usize, owner: Box<dyn Any + Send>) -> Result<Self> {
+        let _entered = device.enter()?;
+        // SAFETY: the memory is there, by the caller's promise.
+        let code =
+            unsafe { (device.driver().calls().cuMemHostRegister_v2)(start.as_ptr().cast::<c_void>(), bytes, PORTABLE) };
+        device.driver().check("cuMemHostRegister_v2", code, || format!("{bytes} bytes of host memory"))?;
+        Ok(Self { device: device.clone(), start, bytes, owner: Some(owner) })
     }
 
     /// Its first byte.
@@ -50,9 +72,14 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter() {
+        let (calls, start) = (self.device.driver().calls(), self.start.as_ptr().cast::<c_void>());
+        match (self.device.enter(), self.owner.take()) {
             // SAFETY: allocated by `new`. The driver waits for copies that use it.
-            unsafe { (self.device.driver().calls().cuMemFreeHost)(self.start.as_ptr().cast::<c_void>()) };
+            (Ok(_entered), None) => _ = unsafe { (calls.cuMemFreeHost)(start) },
+            // SAFETY: pinned by `pin`, whose caller answers for copies. The owner is dropped after that.
+            (Ok(_entered), Some(_owner)) => _ = unsafe { (calls.cuMemHostUnregister)(start) },
+            // Memory that stays pinned must not become another's.
+            (Err(_), owner) => std::mem::forget(owner),
         }
     }
 }

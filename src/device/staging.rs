@@ -48,16 +48,13 @@ pub struct Stager {
 }
 
 impl Stager {
-    /// So many slots of so many bytes each.
+    /// So many slots, each of memory that `memory` gives, all of it of the same length.
     ///
     /// # Errors
     ///
-    /// When the system does not lend so much pinned memory, or the driver makes no stream.
-    pub fn new(device: &Device, slots: usize, bytes: usize) -> Result<Self> {
-        let slot = |_| {
-            let memory = PinnedBuffer::new(device, bytes)?;
-            Ok(Slot { memory, fetched: Event::new(device)?, delivered: Event::new(device)? })
-        };
+    /// What `memory` fails with, and when the driver makes no stream or event.
+    pub fn new(device: &Device, slots: usize, memory: impl Fn() -> Result<PinnedBuffer>) -> Result<Self> {
+        let slot = |_| Ok(Slot { memory: memory()?, fetched: Event::new(device)?, delivered: Event::new(device)? });
         let (out, back) = (Stream::new(device)?, Stream::new(device)?);
         Ok(Self {
             device: device.clone(),

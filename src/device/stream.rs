@@ -101,7 +101,7 @@ impl Stream {
         self.wait_for(&event)
     }
 
-    /// Begins to copy bytes from one place of this device to another, after what is on this stream. Does not wait.
+    /// Begins to copy bytes between places that this device reaches, after what is on this stream. Does not wait.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// Both must be memory of this device of that length, valid until the copy is done, and must not overlap.
+    /// Both must be memory of that length, of this device or mapped on it, valid until the copy is done, and must not overlap.
     pub unsafe fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's promise.

@@ -25,7 +25,7 @@
 #include <thread>
 
 using Code = unsigned;
-enum : Code { OK = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600 };
+enum : Code { OK = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, ALREADY_REGISTERED = 712 };
 
 struct Event {
     std::mutex lock;
@@ -220,6 +220,13 @@ CALL(cuMemFreeHost)(void *start) {
     std::free(start);
     return OK;
 }
+CALL(cuMemHostRegister_v2)(void *start, size_t bytes, unsigned) {
+    IN_CONTEXT;
+    { std::lock_guard<std::mutex> hold(global); if (find((uintptr_t)start)) return ALREADY_REGISTERED; }
+    add((uintptr_t)start, bytes, -1);
+    return OK;
+}
+CALL(cuMemHostUnregister)(void *start) { return take((uintptr_t)start); }
 CALL(cuPointerGetAttribute)(void *value, int attribute, uintptr_t address) {
     MAY_FAIL; // asks about the process's addresses, not a context's
     std::lock_guard<std::mutex> hold(global);

@@ -18,6 +18,7 @@ mod order;
 #[cfg(feature = "nccl")]
 mod over_nccl;
 mod over_peers;
+mod staged;
 
 /// Where the scenarios run: in the process that a test starts.
 #[test]
@@ -38,6 +39,7 @@ fn scenario() {
         name if name.starts_with("nvrtc ") => {}
         #[cfg(feature = "nccl")]
         other if other.starts_with("nccl-") => over_nccl::inside(other),
+        other if other.starts_with("staged-") => staged::inside(other),
         other if other.starts_with("peer-") => over_peers::inside(other),
         other => panic!("there is no scenario {other}"),
     }

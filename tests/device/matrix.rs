@@ -46,7 +46,7 @@ pub fn all(comm: &Communicator, stream: &Stream) {
     all_calls::<u8>(comm, stream, 333, |value| value as u8);
 }
 
-fn all_calls<T: Element + Default + PartialEq + std::fmt::Debug>(
+pub fn all_calls<T: Element + Default + PartialEq + std::fmt::Debug>(
     comm: &Communicator,
     stream: &Stream,
     count: usize,

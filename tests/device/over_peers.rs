@@ -1,4 +1,4 @@
-//! Allreduces over memory of peers: the kernels on the CPU, launched through the driver's stand-in, by ranks that are
+//! Collectives over memory of peers: the kernels on the CPU, launched through the driver's stand-in, by ranks that are
 //! threads with a device each, and by processes that share one.
 
 use std::collections::BTreeSet;
@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use phalanx::device::{Device, DeviceBuffer, Stream};
 use phalanx::types::Element;
-use phalanx::{Call, Communicator, Error, ReduceOp, Reduction, TransportKind};
+use phalanx::{Call, Communicator, DeviceCarrier, Error, ReduceOp, Reduction, TransportKind};
 
 use crate::harness::{StandIn, buffer, on_devices, soon, start_with_kernels, text};
+use crate::matrix::all_calls;
 use crate::memory::{Random, elements};
 
 const WISH: &str = "PHALANX_DEVICE_COLLECTIVES";
@@ -18,6 +19,7 @@ const WISH: &str = "PHALANX_DEVICE_COLLECTIVES";
 pub fn inside(scenario: &str) {
     match scenario {
         "peer-matrix" => matrix(),
+        "peer-collectives" => collectives(),
         "peer-shots" => shots(),
         "peer-mismatch" => mismatch(),
         "peer-failure" => failure(),
@@ -123,6 +125,53 @@ fn one<T: Element + PartialEq>(
 }
 
 #[test]
+fn every_collective_goes_over_peers_with_the_bits_of_a_host_call() {
+    run("peer-collectives", &[]);
+}
+
+fn collectives() {
+    for size in [2, 3, 4] {
+        on_ranks(size, |comm, stream| {
+            let comm = comm.with_deterministic(true);
+            for count in [0, 1, 1023] {
+                all_calls::<f32>(&comm, &stream, count, |value| value as f32 * 0.37);
+            }
+            all_calls::<f16>(&comm, &stream, 501, |value| f16::from_f32(value as f32 * 0.37));
+            all_calls::<i8>(&comm, &stream, 335, |value| value as i8);
+            // Blocks that together are more than goes at once.
+            if size == 3 {
+                all_calls::<f64>(&comm, &stream, 700_003, |value| value as f64 * 0.37);
+            }
+        });
+        nothing_is_left();
+    }
+    on_ranks(3, |comm, stream| {
+        let counts = [5, 0, 9];
+        let dtype = phalanx::DataType::F32;
+        for (call, carrier) in [
+            (Call::reduce(dtype, 9, ReduceOp::Sum, 1), DeviceCarrier::Peers),
+            (Call::broadcast(dtype, 9, 1), DeviceCarrier::Peers),
+            (Call::allgather(dtype, 9), DeviceCarrier::Peers),
+            (Call::allgatherv(dtype, &counts), DeviceCarrier::Peers),
+            (Call::reduce_scatter(dtype, 9, ReduceOp::Max), DeviceCarrier::Peers),
+            (Call::reduce_scatterv(dtype, &counts, ReduceOp::Sum), DeviceCarrier::Peers),
+            (Call::alltoall(dtype, 9), DeviceCarrier::Peers),
+            (Call::gather(dtype, 9, 1), DeviceCarrier::Peers),
+            (Call::gatherv(dtype, &counts, 1), DeviceCarrier::Peers),
+            (Call::scatter(dtype, 9, 1), DeviceCarrier::Peers),
+            (Call::scatterv(dtype, &counts, 1), DeviceCarrier::Peers),
+            // Only the two ranks of an exchange know its length.
+            (Call::alltoallv(dtype, &[9; 3], &[9; 3]), DeviceCarrier::Staged),
+        ] {
+            let (inputs, outputs) = call.counts(comm.rank(), 3).expect("a call");
+            let (input, mut output) = (buffer(&stream, &vec![1.0f32; inputs]), buffer(&stream, &vec![0.0f32; outputs]));
+            comm.call_device(&call, &input, &mut output, &stream).expect("a device call");
+            assert_eq!(comm.device_carrier(), Some(carrier), "{call:?}");
+        }
+    });
+}
+
+#[test]
 fn a_call_is_as_many_launches_as_its_shot_has_and_nothing_goes_through_the_host() {
     run("peer-shots", &[]);
 }
@@ -143,14 +192,14 @@ fn shots() {
     assert_eq!(launches(&|comm, stream| sum(comm, stream, 100_000, ReduceOp::Average)), 2);
     assert_eq!(launches(&|comm, stream| sum(comm, stream, 5_000_000, ReduceOp::Sum)), 4, "two pieces");
     assert_eq!(launches(&|comm, stream| sum(comm, stream, 100, ReduceOp::Min)), 4, "two meetings");
-    assert_eq!(stand_in.calls("cuMemcpyDtoHAsync_v2"), 0);
-    // All else goes by the host.
-    let root = |comm: &Communicator, stream: &Stream| {
-        let mut data = buffer(stream, &[comm.rank() as i32; 9]);
-        comm.broadcast_device(&mut data, 2, stream).expect("a call");
-        assert_eq!(data.to_vec(stream, soon()).expect("a copy"), [2; 9]);
+    // The blocks of a short call go into the arena at once.
+    let alltoall = |comm: &Communicator, stream: &Stream| {
+        let [input, mut output] =
+            [(); 2].map(|()| DeviceBuffer::<i32>::new(stream.device(), 300).expect("device memory"));
+        comm.alltoall_device(&input, &mut output, stream).expect("a call");
     };
-    assert_eq!(launches(&root), 0);
+    assert_eq!(launches(&alltoall), 3);
+    assert_eq!(stand_in.calls("cuMemcpyDtoHAsync_v2"), 0);
     nothing_is_left();
 }
 

@@ -55,7 +55,7 @@ fi
 if packages libopenmpi-dev openmpi-bin libclang-dev; then
     export PYTHONPATH=$root/target/mpi/openmpi:$mpi_python PHALANX_TRANSPORT=mpi MPI4PY_LIBMPI=libmpi.so.40
     mpi_checks openmpi mpirun.openmpi
-    step 'mpi: clippy' cargo clippy --locked --features mpi --all-targets -- -D warnings
+    step 'mpi: clippy, all features' cargo clippy --locked --all-features --all-targets -- -D warnings
 else
     skip 'mpi: Open MPI' "$reason"
 fi

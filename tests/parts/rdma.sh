@@ -31,7 +31,6 @@ rdma_build() { # folder
     [ -e "$1/unit" ] && [ -e "$1/collectives" ] && [ -e "$1/elastic" ]
 }
 
-step 'rdma: clippy' cargo clippy --locked --features rdma --all-targets -- -D warnings
 # With the header at hand, the layouts of our bindings are held against it.
 packages libibverbs-dev binutils || echo "$reason"
 rdma_files=$(mktemp -d)

@@ -51,7 +51,7 @@ pub(super) struct Agreed {
     pub carrier: Carrier,
     /// Whether NCCL is to carry all that it knows, whatever it rounds otherwise.
     pub insists: bool,
-    /// Whether allreduces that NCCL does not carry go over memory of peers.
+    /// Whether calls that NCCL does not carry go over memory of peers.
     pub peers: OverPeersWish,
     /// Why it is not NCCL, if nobody wished that.
     pub why_not: Option<String>,

@@ -2,7 +2,7 @@
 //!
 //! A call starts at once: an event marks where the user's stream is, and the thread `phalanx-device`, one for each
 //! communicator that is used so, does the rest (`worker`). With the first call all ranks agree on what carries them
-//! (`agreement`). Where NCCL does (`over_nccl`), or for allreduces memory of peers (`over_peers`),
+//! (`agreement`). Where NCCL does (`over_nccl`), or memory of peers (`over_peers`),
 //! [`DeviceHandle::wait`] waits until the device is done (`waiting`). Otherwise (`staged`) the thread copies pieces of
 //! the memory (`pieces`) through pinned slots, has them combined on the host by whatever transport there is, and copies
 //! the results back; `wait` waits until the last copy is on its way, and makes the stream that is given wait for it:
@@ -160,7 +160,7 @@ impl<T> DevicePending<T> {
 }
 
 /// Collectives on device memory. They need a CUDA device, and nothing else: NCCL carries them where all ranks have it,
-/// allreduces within a host go over memory of peers, and otherwise whatever network the ranks have carries them. Each
+/// within a host they go over memory of peers, and otherwise whatever network the ranks have carries them. Each
 /// comes after what is on `stream` when it is called; when it returns, its results are on their way, and what is put on
 /// `stream` from then on sees them.
 impl Communicator {

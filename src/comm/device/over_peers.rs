@@ -1,4 +1,4 @@
-//! Allreduces on device memory that go over memory of peers: of all ranks of one host.
+//! Calls on device memory that go over memory of peers: of all ranks of one host.
 //!
 //! A kernel that waits for a rank which does not make the call would wait until the deadline, and two that combine
 //! different calls would spoil memory. So a kernel is launched only when all ranks have agreed that it is the same call
@@ -12,7 +12,7 @@ use super::waiting::{signature, wait, wait_until};
 use super::worker::{Failure, Job, late};
 use crate::comm::call::{Call, Extent};
 use crate::comm::communicator::Communicator;
-use crate::device::peers::{Arena, Exported, MOST_BLOCKS, MOST_PEERS, PeerCall, Peers};
+use crate::device::peers::{Arena, Blocks, Exported, MOST_BLOCKS, MOST_PEERS, PeerCall, PeerMemory, Peers};
 use crate::device::{DeviceIdentity, Event, Kernels};
 use crate::types::{Collective, DataType, Deadline, Error, Finish, ReduceOp, Result};
 
@@ -90,22 +90,34 @@ impl OverPeers {
 
     /// The job's call, if this carries it. Depends on nothing but what all ranks compare with the call.
     pub fn carries(job: &Job) -> Option<PeerCall> {
-        let (Collective::Allreduce, Extent::Whole(count), Some(reduction)) =
-            (job.call.collective, &job.call.extent, &job.call.reduction)
-        else {
-            return None;
+        let (call, size) = (&job.call, job.communicator.size());
+        let blocks = match &call.extent {
+            Extent::Whole(count) => Blocks::Whole(*count),
+            Extent::Equal(count) => Blocks::Equal(*count),
+            Extent::Blocks(counts) => Blocks::Given(counts.clone()),
+            // How many pieces it has is not known to all.
+            Extent::Exchange { .. } => return None,
         };
+        let op = call.reduction.as_ref().map(|reduction| reduction.op);
         // What has no elements may be on another device. A forced algorithm is one of the host's.
-        if *count == 0 || reduction.op == ReduceOp::User || job.communicator.settings().algorithm.is_some() {
+        if call.selection_elements(size) == 0
+            || matches!(call.collective, Collective::Barrier | Collective::SendRecv)
+            || op == Some(ReduceOp::User)
+            || job.communicator.settings().algorithm.is_some()
+        {
             return None;
         }
-        let divisor = if reduction.op == ReduceOp::Average { job.communicator.size() as u64 } else { 1 };
+        let (prescale, factor) =
+            call.reduction.as_ref().map_or((1.0, 1.0), |reduction| (reduction.prescale, reduction.postscale));
+        let divisor = if op == Some(ReduceOp::Average) { size as u64 } else { 1 };
         Some(PeerCall {
-            dtype: job.call.dtype,
-            op: reduction.op,
-            prescale: reduction.prescale,
-            finish: Finish { divisor, factor: reduction.postscale },
-            count: *count,
+            collective: call.collective,
+            root: call.root,
+            dtype: call.dtype,
+            op,
+            prescale,
+            finish: Finish { divisor, factor },
+            blocks,
         })
     }
 
@@ -123,10 +135,11 @@ impl OverPeers {
         job.tell(Call::allgather(DataType::U8, 1), AGREED, &own, &mut all)?;
         let shot = call.shot(size, all.iter().all(|aligned| *aligned == 1));
         let kernels = self.peers.prepare(&call, shot)?;
-        let input = if job.input == 0 { job.output } else { job.input };
+        let is_in_place = job.call.is_in_place(job.communicator.rank());
+        let memory = PeerMemory { input: job.input, output: job.output, is_in_place };
         // SAFETY: whoever made the job answers for its memory until its outcome is told, which is not before the event
         // has come, or the kernel gave up and the stream is drained. All ranks have agreed on the call.
-        let done = unsafe { self.peers.launch(&call, shot, kernels, (input, job.output), &job.ready)? };
+        let done = unsafe { self.peers.launch(&call, shot, kernels, memory, &job.ready)? };
         let what = signature(job).to_string();
         wait(job, &what, "over memory of peers; its kernel was told to give up", |_| {
             Ok(done.is_done()?.then_some(()))

@@ -3,13 +3,15 @@
 //! Within a call up to four pieces are on their way: fetched from the device, with the network, delivered to it.
 
 use std::collections::VecDeque;
+use std::ptr::NonNull;
 use std::time::Instant;
 
 use super::pieces::{Pieces, SLOT_BYTES};
 use super::worker::{Failure, Job, late};
+use crate::comm::buffer::Buffer;
 use crate::comm::handle::Handle;
-use crate::device::{Event, Stager};
-use crate::types::{Error, Result};
+use crate::device::{Event, PinnedBuffer, Stager};
+use crate::types::{DataType, Error, Result};
 
 /// Slots on their way at a time, and how many of them are with the network.
 const SLOTS: usize = 4;
@@ -89,10 +91,25 @@ fn with_slots<'a>(stager: &'a mut Option<Stager>, job: &Job, bytes: usize) -> Re
         Some(fitting) => fitting,
         None => {
             let slots = if bytes > SLOT_BYTES * 2 { 1 } else { SLOTS };
-            Stager::new(&job.device, slots, bytes.max(SLOT_BYTES))?
+            Stager::new(&job.device, slots, || slot(job, bytes.max(SLOT_BYTES)))?
         }
     };
     Ok(stager.insert(fitting))
+}
+
+/// Pinned memory of so many bytes that ranks of this host and adapters read where it is, or any where there is no such.
+fn slot(job: &Job, bytes: usize) -> Result<PinnedBuffer> {
+    let shared = job.communicator.alloc_bytes(DataType::U8, bytes).ok().filter(Buffer::is_shared);
+    if let Some(shared) = shared
+        && let Some(start) = NonNull::new(shared.as_raw())
+    {
+        // SAFETY: the buffer's bytes are its own while it lives. A stager drops its slots when no copy is under way.
+        match unsafe { PinnedBuffer::pin(&job.device, start, bytes, Box::new(shared)) } {
+            Ok(pinned) => return Ok(pinned),
+            Err(cause) => tracing::debug!(%cause, "staging through memory of this process alone"),
+        }
+    }
+    PinnedBuffer::new(&job.device, bytes)
 }
 
 /// Waits for the oldest piece that is with the network, delivers it, and fetches the next one into its slot.

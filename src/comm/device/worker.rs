@@ -254,7 +254,7 @@ impl Worker {
                     // All ranks have heard it, and do not try again.
                     agreed.peers = OverPeersWish::No;
                     if job.communicator.rank() == 0 && job.communicator.size() > 1 {
-                        tracing::info!("allreduces go through host memory: {cause}");
+                        tracing::info!("calls on device memory go through host memory: {cause}");
                     }
                 }
             }

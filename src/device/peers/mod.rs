@@ -1,9 +1,10 @@
-//! Allreduce over memory of peers: ranks of one host whose devices reach each other.
+//! Collectives over memory of peers: ranks of one host whose devices reach each other.
 //!
 //! Each rank has an [`Arena`] on its device, which the others have mapped ([`Mapped`]): by CUDA IPC, or by its address
-//! in the same process. A call goes through it in pieces. Each rank copies a piece of its input into its own arena,
-//! prescaled on the way; then a kernel of `kernels/peer.cuh` meets those of the other ranks and combines what lies in
-//! all arenas, in the order of the ranks, straight into the output. Nobody writes another's memory.
+//! in the same process. A call goes through it in pieces ([`pieces`]). Each rank copies a piece of its input into its own
+//! arena, prescaled on the way; then a kernel of `kernels/peer.cuh` meets those of the other ranks. What lies in all
+//! arenas is combined, in the order of the ranks, or copied, straight into the output; then all meet again, and the next
+//! piece may come. Sums of all for all are combined by the kernel that meets. Nobody writes another's memory.
 //!
 //! The input is copied, and not itself mapped by the others, for three reasons. Memory that others have mapped must not
 //! be freed before they are told, which whoever frees a tensor does not wait for. Memory of pools, which is what
@@ -14,6 +15,7 @@
 
 mod arena;
 mod mapping;
+mod pieces;
 
 use std::sync::Arc;
 
@@ -22,10 +24,12 @@ use super::context::Device;
 use super::module::{Kernel, Kernels, LaunchShape};
 use super::sources::THREADS;
 use super::stream::{Event, Stream};
-use crate::types::{DataType, Error, Finish, ReduceOp, Result};
+use crate::types::{Collective, DataType, Error, Finish, ReduceOp, Result};
+use pieces::{Pieces, Run};
 
 pub(crate) use arena::{Arena, MOST_BLOCKS};
 pub(crate) use mapping::{Exported, Mapped};
+pub(crate) use pieces::PeerMemory;
 
 /// The most ranks.
 pub(crate) const MOST_PEERS: usize = MOST_SOURCES;
@@ -33,16 +37,49 @@ pub(crate) const MOST_PEERS: usize = MOST_SOURCES;
 /// Among more than two ranks, up to so many bytes every rank combines everything: one meeting less for more traffic.
 const ONE_SHOT_BYTES: usize = 256 << 10;
 
-/// An allreduce, checked.
-#[derive(Clone, Copy, Debug)]
+/// How many elements a call moves.
+#[derive(Clone, Debug)]
+pub(crate) enum Blocks {
+    /// So many, by every rank.
+    Whole(usize),
+    /// A block of so many for each rank.
+    Equal(usize),
+    /// A block for each rank, of these lengths.
+    Given(Vec<usize>),
+}
+
+impl Blocks {
+    fn length(&self, block: usize) -> usize {
+        match self {
+            Self::Whole(count) | Self::Equal(count) => *count,
+            Self::Given(counts) => counts[block],
+        }
+    }
+
+    /// Where a block begins in memory that has all.
+    fn start(&self, block: usize) -> usize {
+        match self {
+            Self::Whole(_) => 0,
+            Self::Equal(count) => block * count,
+            Self::Given(counts) => counts[..block].iter().sum(),
+        }
+    }
+}
+
+/// A call, checked.
+#[derive(Clone, Debug)]
 pub(crate) struct PeerCall {
+    pub collective: Collective,
+    /// Of a collective that has one.
+    pub root: usize,
     pub dtype: DataType,
-    pub op: ReduceOp,
+    /// How a reduction combines.
+    pub op: Option<ReduceOp>,
     /// What each input is multiplied by.
     pub prescale: f64,
     /// What is done to each result.
     pub finish: Finish,
-    pub count: usize,
+    pub blocks: Blocks,
 }
 
 /// How a call is combined.
@@ -52,7 +89,7 @@ pub(crate) enum Shot {
     One,
     /// In one launch, a share by each rank, which the others copy.
     Two,
-    /// By the kernel of the operation between two meetings.
+    /// By the kernel of the operation, or copies, between two meetings.
     Between,
 }
 
@@ -60,10 +97,11 @@ impl PeerCall {
     /// How it is combined, the same on all ranks: `is_aligned` says that all outputs begin at a multiple of sixteen
     /// bytes.
     pub fn shot(&self, ranks: usize, is_aligned: bool) -> Shot {
-        if !(self.dtype.is_float() && matches!(self.op, ReduceOp::Sum | ReduceOp::Average)) {
+        let is_sum = self.dtype.is_float() && matches!(self.op, Some(ReduceOp::Sum | ReduceOp::Average));
+        if !is_sum || self.collective != Collective::Allreduce {
             return Shot::Between;
         }
-        let is_long = self.count.saturating_mul(self.dtype.size()) > ONE_SHOT_BYTES;
+        let is_long = self.blocks.length(0).saturating_mul(self.dtype.size()) > ONE_SHOT_BYTES;
         if ranks > 2 && is_long && is_aligned { Shot::Two } else { Shot::One }
     }
 }
@@ -73,7 +111,8 @@ impl PeerCall {
 pub(crate) struct PeerKernels {
     fill: Kernel,
     meet: Kernel,
-    combine: Kernel,
+    /// None where nothing is combined.
+    combine: Option<Kernel>,
 }
 
 /// The arenas of all ranks, seen from one of them.
@@ -128,14 +167,14 @@ impl Peers {
     pub fn prepare(&self, call: &PeerCall, shot: Shot) -> Result<PeerKernels> {
         let dtype = call.dtype;
         let combine = match shot {
-            Shot::One => format!("phx_peer_one_shot_{dtype}"),
-            Shot::Two => format!("phx_peer_two_shot_{dtype}"),
-            Shot::Between => super::arithmetic::reduce_kernel(call.op, dtype),
+            Shot::One => Some(format!("phx_peer_one_shot_{dtype}")),
+            Shot::Two => Some(format!("phx_peer_two_shot_{dtype}")),
+            Shot::Between => call.op.map(|op| super::arithmetic::reduce_kernel(op, dtype)),
         };
         Ok(PeerKernels {
             fill: self.kernels.kernel(&format!("phx_peer_fill_{dtype}"))?,
             meet: self.kernels.kernel("phx_peer_meet")?,
-            combine: self.kernels.kernel(&combine)?,
+            combine: combine.map(|name| self.kernels.kernel(&name)).transpose()?,
         })
     }
 
@@ -148,24 +187,21 @@ impl Peers {
     ///
     /// # Safety
     ///
-    /// `input` and `output` must be the same or apart, with the call's elements in memory of this device, until the event
-    /// has come. All ranks must launch the same call in the same shot, and no other meanwhile.
+    /// The memory must have the call's elements on this device, input and output the same or apart, until the event has
+    /// come. All ranks must launch the same call in the same shot, and no other meanwhile.
     pub unsafe fn launch(
         &mut self,
         call: &PeerCall,
         shot: Shot,
         kernels: PeerKernels,
-        (input, output): (u64, u64),
+        memory: PeerMemory,
         ready: &Event,
     ) -> Result<Event> {
         self.stream.wait_for(ready)?;
-        let width = call.dtype.size();
-        let piece = arena::REGION / width;
-        for first in (0..call.count).step_by(piece) {
-            let count = piece.min(call.count - first);
-            let at = (first * width) as u64;
+        let pieces = Pieces::new(call, memory, self.rank, self.ranks());
+        for piece in 0..pieces.count() {
             // SAFETY: the caller's promise, for a part of the elements.
-            unsafe { self.launch_piece(call, shot, kernels, (input + at, output + at), count)? };
+            unsafe { self.launch_piece(call, shot, kernels, &pieces, piece)? };
         }
         let done = Event::new(self.device())?;
         done.record(&self.stream)?;
@@ -174,45 +210,55 @@ impl Peers {
 
     /// # Safety
     ///
-    /// As [`launch`](Self::launch), for `count` elements that fit in an arena.
+    /// As [`launch`](Self::launch).
     unsafe fn launch_piece(
         &mut self,
         call: &PeerCall,
         shot: Shot,
         kernels: PeerKernels,
-        (input, output): (u64, u64),
-        count: usize,
+        pieces: &Pieces,
+        piece: usize,
     ) -> Result<()> {
-        let scale = parameters::Scale {
-            target: self.arena()?.input(),
-            source: input,
-            count: count as u64,
-            finish: Finish { divisor: 1, factor: call.prescale }.into(),
-        };
-        let fill = parameters::Fill { scale, status: self.arena()?.status_word() };
-        let shape = self.kernels.shape((count * call.dtype.size()).div_ceil(16) as u64);
+        let width = call.dtype.size();
+        let shape = |count: usize| self.kernels.shape((count * width).div_ceil(16) as u64);
         let meeting = LaunchShape { blocks: self.blocks, threads: THREADS };
-        let mut peer = self.parameters(output, count, call.finish)?;
-        // SAFETY: the arena has room for so many elements, and nobody reads it: the launch before has met all others
-        // after they had. The kernels are those of these parameters, and every array has as many elements.
+        for Run { at, memory, count, .. } in pieces.fills(piece) {
+            let scale = parameters::Scale {
+                target: self.arena()?.input() + at as u64,
+                source: memory,
+                count: count as u64,
+                finish: Finish { divisor: 1, factor: call.prescale }.into(),
+            };
+            let fill = parameters::Fill { scale, status: self.arena()?.status_word() };
+            // SAFETY: the arena has room for the run, and nobody reads it: the launch before has met all others after they
+            // had. The kernel is the one of these parameters.
+            unsafe { self.kernels.launch(kernels.fill, shape(count), &fill, &self.stream)? };
+        }
+        let result = pieces.reduction(piece);
+        let (target, count) = result.map_or((0, 0), |run| (run.memory, run.count));
+        let mut peer = self.parameters(target, count, call.finish)?;
+        // SAFETY: every array has as many elements. The kernels are those of these parameters.
         unsafe {
-            self.kernels.launch(kernels.fill, shape, &fill, &self.stream)?;
-            match shot {
-                Shot::One | Shot::Two => self.kernels.launch(kernels.combine, meeting, &peer, &self.stream)?,
-                Shot::Between => {
-                    self.kernels.launch(kernels.meet, meeting, &peer, &self.stream)?;
+            if let (Shot::One | Shot::Two, Some(combine)) = (shot, kernels.combine) {
+                self.kernels.launch(combine, meeting, &peer, &self.stream)?;
+            } else {
+                self.kernels.launch(kernels.meet, meeting, &peer, &self.stream)?;
+                if let (Some(combine), Some(run)) = (kernels.combine, result) {
                     let mut reduce = parameters::Reduce {
-                        target: output,
-                        sources: peer.inputs,
+                        target,
+                        sources: peer.inputs.map(|base| base + run.at as u64),
                         count: count as u64,
                         finish: call.finish.into(),
                         sources_used: peer.ranks,
                     };
                     reduce.sources[self.ranks()..].fill(0);
-                    self.kernels.launch(kernels.combine, shape, &reduce, &self.stream)?;
-                    peer.meetings = peer.meetings.wrapping_add(1);
-                    self.kernels.launch(kernels.meet, meeting, &peer, &self.stream)?;
+                    self.kernels.launch(combine, shape(count), &reduce, &self.stream)?;
                 }
+                for run in pieces.copies(piece) {
+                    self.stream.copy(run.memory, peer.inputs[run.rank] + run.at as u64, run.count * width)?;
+                }
+                peer.meetings = peer.meetings.wrapping_add(1);
+                self.kernels.launch(kernels.meet, meeting, &peer, &self.stream)?;
             }
         }
         let meetings = if shot == Shot::Two { 3 } else { 2 };
@@ -287,7 +333,15 @@ mod tests {
 
     #[test]
     fn all_ranks_choose_the_same_shot_of_what_they_agree_on() {
-        let call = |dtype, op, count| PeerCall { dtype, op, prescale: 1.0, finish: Finish::NONE, count };
+        let call = |dtype, op, count| PeerCall {
+            collective: Collective::Allreduce,
+            root: 0,
+            dtype,
+            op: Some(op),
+            prescale: 1.0,
+            finish: Finish::NONE,
+            blocks: Blocks::Whole(count),
+        };
         let sum = |count| call(DataType::F32, ReduceOp::Sum, count);
         assert_eq!(sum(65536).shot(4, true), Shot::One);
         assert_eq!(sum(65537).shot(4, true), Shot::Two);
@@ -300,5 +354,7 @@ mod tests {
         assert_eq!(call(DataType::BF16, ReduceOp::Average, usize::MAX).shot(8, true), Shot::Two);
         assert_eq!(call(DataType::F32, ReduceOp::Max, 8).shot(4, true), Shot::Between);
         assert_eq!(call(DataType::I32, ReduceOp::Sum, 8).shot(4, true), Shot::Between);
+        let one_each = PeerCall { collective: Collective::ReduceScatter, ..sum(65536) };
+        assert_eq!(one_each.shot(4, true), Shot::Between, "no rank gets all");
     }
 }
