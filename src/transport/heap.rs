@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::sys::{self, Mapping, Segment};
 
@@ -14,20 +14,28 @@ use crate::sys::{self, Mapping, Segment};
 pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// One member's heap.
-#[derive(Debug)]
 pub struct Heap {
     segment: Arc<Segment>,
     memory: Mapping,
     /// Where in the segment it begins.
     start: usize,
     free: Mutex<Free>,
+    /// What is in use: where it begins, and its length.
+    used: Mutex<BTreeMap<usize, usize>>,
+    tenants: Mutex<Vec<Weak<dyn Tenant>>>,
+}
+
+/// One who keeps something about memory in use, and hears before that is given back.
+pub(super) trait Tenant: Send + Sync {
+    /// The range, all of which was taken at once, is nobody's from now on.
+    fn forget(&self, start: *const u8, bytes: usize);
 }
 
 impl Heap {
     pub(super) fn new(segment: Arc<Segment>, memory: Mapping, start: usize) -> Self {
         memory.prefer_huge_pages();
         let free = Mutex::new(Free::new(memory.bytes()));
-        Self { segment, memory, start, free }
+        Self { segment, memory, start, free, used: Mutex::default(), tenants: Mutex::default() }
     }
 
     /// Takes `bytes`, zeroed.
@@ -40,10 +48,29 @@ impl Heap {
             io::Error::new(io::ErrorKind::OutOfMemory, what)
         })?;
         let lease = Lease { heap: self.clone(), offset, bytes };
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(offset, bytes);
         self.segment.reserve(&self.memory, self.start, offset, bytes)?;
         // SAFETY: the range was just taken, so it is nobody else's, and has memory.
         unsafe { lease.start().write_bytes(0, bytes) };
         Ok(lease)
+    }
+
+    /// The whole of what was taken at once and has these bytes in it.
+    #[cfg(feature = "rdma")]
+    pub(super) fn lease_at(&self, at: *const u8, bytes: usize) -> Option<(*const u8, usize)> {
+        let first = usize::try_from(self.offset_of(at, bytes)?).ok()?;
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let (&offset, &length) = used.range(..=first).next_back()?;
+        let lies_in_it = first.checked_add(bytes)? <= offset + length;
+        lies_in_it.then(|| (self.memory.start().as_ptr().cast_const().wrapping_add(offset), length))
+    }
+
+    /// From now on this one is told when memory is given back.
+    #[cfg(feature = "rdma")]
+    pub(super) fn tell(&self, tenant: &Arc<dyn Tenant>) {
+        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        tenants.retain(|known| known.strong_count() > 0);
+        tenants.push(Arc::downgrade(tenant));
     }
 
     /// Where in the heap a range lies, if it does.
@@ -51,6 +78,12 @@ impl Heap {
         let offset = start.addr().checked_sub(self.memory.start().addr().get())?;
         let end = offset.checked_add(bytes)?;
         (end <= self.memory.bytes()).then_some(offset as u64)
+    }
+}
+
+impl std::fmt::Debug for Heap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Heap({} bytes)", self.memory.bytes())
     }
 }
 
@@ -71,6 +104,11 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        let tenants = self.heap.tenants.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for tenant in tenants.iter().filter_map(Weak::upgrade) {
+            tenant.forget(self.start(), self.bytes);
+        }
+        self.heap.used.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.offset);
         self.heap.free.lock().unwrap_or_else(PoisonError::into_inner).give_back(self.offset, self.bytes);
     }
 }

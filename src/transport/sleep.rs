@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use super::board::Board;
 use super::doorbell::{self, Alarm, Doorbell};
+#[cfg(feature = "rdma")]
+use super::heap::Heap;
 use crate::sys::{Epoll, Interest, Readiness, Segment, futex};
 
 /// How long the sleep on the word may last before the peers' descriptors are looked at: the delay with which the death
@@ -156,6 +158,12 @@ impl Sleeper {
         }
         let made = Arc::new(Board::create(self.single_copy)?);
         Ok(self.board.get_or_init(|| made))
+    }
+
+    /// The memory of users' buffers, if any was asked for or any peer connected.
+    #[cfg(feature = "rdma")]
+    pub(super) fn heap(&self) -> Option<&Arc<Heap>> {
+        self.board.get()?.heap()
     }
 
     /// Changes whenever something was seen at a descriptor whose closing is watched. Who watches one looks at it when

@@ -7,7 +7,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use super::raw::{self, mask};
-use super::{Domain, Uninherited};
+use super::{Domain, Region, Uninherited};
 use crate::sys::RingMapping;
 
 /// How many requests each queue holds.
@@ -310,12 +310,41 @@ impl Link {
         }
         // SAFETY: a registration of our own.
         let lkey = self.regions[1].map_or(0, |region| unsafe { region.as_ref().lkey });
-        let mut place =
+        let place =
             raw::ibv_sge { addr: self.outgoing.start().as_ptr() as u64 + at as u64, length: bytes as u32, lkey };
+        self.post_place(remote, place, at, word, named)
+    }
+
+    /// As [`Self::post_write`], from `source`, which lies in `region`. The device reads it until the completion, and the
+    /// region is to be kept as long.
+    pub fn post_write_from(
+        &self,
+        remote: &Remote,
+        region: &Region,
+        (source, bytes): (*const u8, usize),
+        at: usize,
+        word: u32,
+        named: u64,
+    ) -> io::Result<()> {
+        let ring = self.outgoing.bytes();
+        let lkey = region.key(source, bytes).filter(|_| at < ring && bytes <= ring - at);
+        let lkey = lkey.ok_or(io::ErrorKind::InvalidInput)?;
+        let place = raw::ibv_sge { addr: source.addr() as u64, length: bytes as u32, lkey };
+        self.post_place(remote, place, at, word, Some(named))
+    }
+
+    fn post_place(
+        &self,
+        remote: &Remote,
+        mut place: raw::ibv_sge,
+        at: usize,
+        word: u32,
+        named: Option<u64>,
+    ) -> io::Result<()> {
         let mut request = send_request(raw::IBV_WR_RDMA_WRITE_WITH_IMM, word, named);
         (request.sg_list, request.num_sge) = (&raw mut place, 1);
         (request.remote_addr, request.rkey) = (remote.address.wrapping_add(at as u64), remote.key);
-        if bytes <= self.inline as usize {
+        if place.length <= self.inline {
             request.send_flags |= raw::IBV_SEND_INLINE;
         }
         self.post_send(&mut request)
@@ -335,6 +364,16 @@ impl Link {
             post(queue_pair.as_ptr(), request, &raw mut refused)
         };
         if status == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(status.abs())) }
+    }
+
+    /// Takes the queue pair down: when this returns, the device reads and writes nothing for it any more. What it told and
+    /// was not polled may be lost.
+    pub fn tear_down(&mut self) {
+        if let Some(queue_pair) = self.queue_pair.take() {
+            // SAFETY: made by `new`, and given back once.
+            let status = unsafe { (self.functions().destroy_qp)(queue_pair.as_ptr()) };
+            debug_assert_eq!(status, 0, "the queue pair of an RDMA link is still in use");
+        }
     }
 
     /// Appends what has been sent and was named.
@@ -440,7 +479,7 @@ impl Drop for Link {
         // fields are dropped, is it unmapped.
         unsafe {
             let mut status = 0;
-            if let Some(queue_pair) = self.queue_pair {
+            if let Some(queue_pair) = self.queue_pair.take() {
                 status |= (functions.destroy_qp)(queue_pair.as_ptr());
             }
             for region in self.regions.into_iter().flatten() {

@@ -225,9 +225,65 @@ impl Domain {
         Ok(Arc::new(Self { context, raw }))
     }
 
+    /// Registers a range for reading by the device: what is sent from may lie there.
+    ///
+    /// # Errors
+    ///
+    /// The system's reason; `ENOMEM` where the limit of locked memory is met.
+    ///
+    /// # Safety
+    ///
+    /// The range must stay mapped, readable and writable, until the region is dropped.
+    pub unsafe fn register(self: &Arc<Self>, start: *const u8, bytes: usize) -> io::Result<Region> {
+        // SAFETY: the range is mapped by the caller's promise. Without rights for others only this side's sends read it.
+        let made = unsafe {
+            (self.context.functions().reg_mr)(self.raw.as_ptr(), start.cast_mut().cast::<std::ffi::c_void>(), bytes, 0)
+        };
+        let raw = NonNull::new(made).ok_or_else(io::Error::last_os_error)?;
+        // With kernels that do not see to it themselves, libibverbs hides registered pages from forked children. Memory that
+        // is shared is never copied on writing, so that they may keep it.
+        // SAFETY: the advice changes no byte; the range is mapped.
+        let _ = unsafe {
+            rustix::mm::madvise(start.cast_mut().cast::<std::ffi::c_void>(), bytes, rustix::mm::Advice::LinuxDoFork)
+        };
+        Ok(Region { domain: self.clone(), raw, start: start.addr(), bytes })
+    }
+
     /// Its device.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+}
+
+/// Memory that a device may read. Given back when dropped.
+#[derive(Debug)]
+pub struct Region {
+    domain: Arc<Domain>,
+    raw: NonNull<raw::ibv_mr>,
+    start: usize,
+    bytes: usize,
+}
+
+// SAFETY: the library's calls are safe from any thread, and nothing here belongs to one.
+unsafe impl Send for Region {}
+// SAFETY: as above; it is only read.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// The key to a range of it. `None` for one that does not lie in it.
+    fn key(&self, at: *const u8, bytes: usize) -> Option<u32> {
+        let offset = at.addr().checked_sub(self.start)?;
+        let lies_in_it = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        // SAFETY: a registration of our own.
+        lies_in_it.then(|| unsafe { self.raw.as_ref().lkey })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: made by `register`, and given back once.
+        let status = unsafe { (self.domain.context.functions().dereg_mr)(self.raw.as_ptr()) };
+        debug_assert_eq!(status, 0, "registered memory is still in use");
     }
 }
 

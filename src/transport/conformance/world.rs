@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::transport::heap::{Heap, Lease};
 use crate::transport::{Accumulate, Endpoint, Event, Notice, Receive, RecvRequest, SendRequest, Token};
 use crate::types::{
     Algorithm, Collective, CommunicatorId, DataType, Finish, Order, ReduceOp, Reduction, Signature, Tag, TransportKind,
@@ -62,6 +63,8 @@ pub struct Memory {
     bytes: *mut [u8],
     start: usize,
     length: usize,
+    /// The bytes are of this buffer of a heap, not of a box.
+    lease: Option<Lease>,
 }
 
 // SAFETY: it owns its bytes.
@@ -73,7 +76,20 @@ impl Memory {
         let aligned = bytes.as_ptr().align_offset(64);
         let start = (aligned + misalignment) % 64 + GUARD;
         bytes[start..start + length].fill(0);
-        Self { bytes: Box::into_raw(bytes), start, length }
+        Self { bytes: Box::into_raw(bytes), start, length, lease: None }
+    }
+
+    /// The same, at as odd an address, in a heap: what `comm.alloc` gives.
+    pub fn moved_to(self, heap: &Arc<Heap>) -> Self {
+        let lease = heap.take(self.bytes.len()).unwrap();
+        let start = self.begin().addr() % 64 + GUARD;
+        assert!(start + self.length + GUARD <= self.bytes.len());
+        let bytes = std::ptr::slice_from_raw_parts_mut(lease.start(), self.bytes.len());
+        // SAFETY: a lease of so many bytes, which nobody else has.
+        let all = unsafe { &mut *bytes };
+        all.fill(GUARD_BYTE);
+        all[start..start + self.length].copy_from_slice(self.slice());
+        Self { bytes, start, length: self.length, lease: Some(lease) }
     }
 
     /// Filled with what only `seed` gives.
@@ -120,8 +136,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it came from a box, and nobody has it any more.
-        drop(unsafe { Box::from_raw(self.bytes) });
+        if self.lease.is_none() {
+            // SAFETY: it came from a box, and nobody has it any more.
+            drop(unsafe { Box::from_raw(self.bytes) });
+        }
     }
 }
 
@@ -133,18 +151,31 @@ pub struct Side {
     pub memory: HashMap<u64, Memory>,
     /// What was said and not yet asked for.
     pub events: Vec<Event>,
+    /// Where the memory of requests is moved to before they are posted.
+    heap: Option<Arc<Heap>>,
     next_token: u64,
 }
 
 impl Side {
     /// An endpoint, and how its user sleeps: until woken, but at most for the time given.
     pub fn new(endpoint: Box<dyn Endpoint>, sleep: impl FnMut(Duration) + Send + 'static) -> Self {
-        Self { endpoint, sleep: Box::new(sleep), memory: HashMap::new(), events: Vec::new(), next_token: 1 }
+        Self { endpoint, sleep: Box::new(sleep), memory: HashMap::new(), events: Vec::new(), heap: None, next_token: 1 }
+    }
+
+    /// The same, with the memory of all requests in this heap.
+    pub fn with_heap(self: Side, heap: Arc<Heap>) -> Side {
+        let mut side = self;
+        side.heap = Some(heap);
+        side
     }
 
     fn token(&mut self, memory: Memory) -> (Token, *mut u8, usize) {
         let token = self.next_token;
         self.next_token += 1;
+        let memory = match &self.heap {
+            Some(heap) => memory.moved_to(heap),
+            None => memory,
+        };
         let memory = self.memory.entry(token).or_insert(memory);
         (Token(token), memory.pointer(), memory.length)
     }

@@ -2,13 +2,18 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use super::rails::Connected;
 use crate::sys::RingMapping;
-use crate::sys::verbs::Completion;
+use crate::sys::verbs::{Completion, Region};
+use crate::transport::heap::Heap;
 
 /// A connected queue pair between two rings, and its device.
 pub(super) trait Adapter: Send {
+    /// Memory outside the rings that it can read. Kept as long as it does.
+    type Region: Send + Sync;
+
     /// Device and port, for people.
     fn name(&self) -> String;
 
@@ -23,6 +28,16 @@ pub(super) trait Adapter: Send {
 
     /// Writes bytes of the outgoing ring to the same place of the peer's, and `word` with them.
     fn post_write(&self, at: usize, bytes: usize, word: u32, named: Option<u64>) -> io::Result<()>;
+
+    /// What these bytes lie in, if it can be read where it is: a buffer of `heap`.
+    fn region(&self, heap: &Arc<Heap>, bytes: &[u8]) -> Option<Arc<Self::Region>>;
+
+    /// Writes bytes of a region to a place of the peer's ring, and `word` with them.
+    fn post_write_from(&self, region: &Self::Region, source: &[u8], at: usize, word: u32, named: u64)
+    -> io::Result<()>;
+
+    /// When this returns, nothing is read or written any more. What was told and not polled may be lost.
+    fn tear_down(&mut self);
 
     /// Sends a word alone.
     fn post_word(&self, word: u32, named: Option<u64>) -> io::Result<()>;
@@ -47,6 +62,8 @@ pub(super) trait Adapter: Send {
 }
 
 impl Adapter for Connected {
+    type Region = Region;
+
     fn name(&self) -> String {
         format!("{} port {}", self.context.name(), self.port)
     }
@@ -65,6 +82,18 @@ impl Adapter for Connected {
 
     fn post_write(&self, at: usize, bytes: usize, word: u32, named: Option<u64>) -> io::Result<()> {
         self.link.post_write(&self.remote, at, bytes, word, named)
+    }
+
+    fn region(&self, heap: &Arc<Heap>, bytes: &[u8]) -> Option<Arc<Region>> {
+        self.registrations.find(heap, bytes.as_ptr(), bytes.len())
+    }
+
+    fn post_write_from(&self, region: &Region, source: &[u8], at: usize, word: u32, named: u64) -> io::Result<()> {
+        self.link.post_write_from(&self.remote, region, (source.as_ptr(), source.len()), at, word, named)
+    }
+
+    fn tear_down(&mut self) {
+        self.link.tear_down();
     }
 
     fn post_word(&self, word: u32, named: Option<u64>) -> io::Result<()> {

@@ -1,5 +1,6 @@
 //! A queue pair as a lane. This room's `mod.rs` tells how bytes move.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -39,6 +40,10 @@ const NAMED_EVERY: u32 = 32;
 /// How much is copied before it is sent: the adapter begins while the rest is still copied.
 const PIECE_BYTES: usize = 32 << 10;
 
+/// From how many bytes on memory that can be read where it is is not copied. A request of its own costs what copying some
+/// thousand bytes does.
+pub(super) const LEAST_IN_PLACE: usize = 8 << 10;
+
 /// Credit for bytes travels in units of this many.
 const UNIT: u64 = 64;
 
@@ -59,7 +64,8 @@ const LOOKS_PER_CHECK: u32 = 1024;
 /// than theirs, and the adapter's two queues keep no order between them.
 const GRACE: Duration = Duration::from_millis(2);
 
-/// How long a lane that is dropped waits for the peer's adapter to have everything.
+/// How long a lane that is dropped waits for the peer's adapter to have everything, and one whose memory is wanted back for
+/// its own adapter. A packet that was lost is repeated after a second.
 const LINGER: Duration = Duration::from_secs(2);
 
 const _: () = assert!(RING_BYTES >= 2 * MIN_WINDOW && RING_BYTES as u64 / UNIT <= MOST_UNITS);
@@ -77,6 +83,11 @@ struct Writing {
     /// Requests posted since the beginning, and of these how many are known to be complete.
     posted: u64,
     completed: u64,
+    /// The last request that reads from memory that is on loan.
+    lent: u64,
+    /// Bytes that were copied into the ring, and that were not.
+    copied: u64,
+    in_place: u64,
 }
 
 /// What has come.
@@ -104,6 +115,8 @@ pub(super) struct RdmaLane<A: Adapter> {
     name: Arc<str>,
     writing: Writing,
     reading: Reading,
+    /// What is being read from, until the request of this number is complete.
+    on_loan: VecDeque<(u64, Arc<A::Region>)>,
     found: Vec<Completion>,
     looks_in_vain: u32,
     /// The sleeper's count of closings when the peer was last looked after.
@@ -135,6 +148,7 @@ impl<A: Adapter> RdmaLane<A> {
             name,
             writing: Writing::default(),
             reading: Reading::default(),
+            on_loan: VecDeque::new(),
             found: Vec::new(),
             looks_in_vain: 0,
             // Not the present count: what may have happened before the watch is looked at once.
@@ -275,6 +289,9 @@ impl<A: Adapter> RdmaLane<A> {
             }
             self.writing.completed = self.writing.completed.max(one.request);
         }
+        while self.on_loan.front().is_some_and(|(number, _)| *number <= self.writing.completed) {
+            self.on_loan.pop_front();
+        }
         Ok(())
     }
 
@@ -371,7 +388,88 @@ impl<A: Adapter> RdmaLane<A> {
         free.min(RING_BYTES - place(writing.bytes))
     }
 
+    /// Writes as much as fits. The body lies in `region`, if that is given, and is read from there.
+    fn write_from(&mut self, head: &[u8], body: &[u8], region: Option<Arc<A::Region>>) -> usize {
+        // Why nothing can be written any more is told by the reading side, after everything that came.
+        if self.end.is_some() || self.reading.last || self.gone.is_some() {
+            return 0;
+        }
+        let total = head.len() + body.len();
+        let mut written = 0;
+        while written < total {
+            let mut room = self.room();
+            if room == 0 {
+                // Perhaps room was given back, or a completion has come.
+                let _ = self.poll();
+                let mut found = std::mem::take(&mut self.found);
+                let _ = self.poll_sent(&mut found);
+                self.found = found;
+                room = if self.end.is_some() { 0 } else { self.room() };
+            }
+            let most = if region.is_some() && written < head.len() { head.len() } else { total };
+            let piece = (most - written).min(PIECE_BYTES).min(room);
+            if piece == 0 {
+                break;
+            }
+            let from_head = &head[written.min(head.len())..(written + piece).min(head.len())];
+            let body_start = written.saturating_sub(head.len());
+            let from_body = &body[body_start..body_start + (piece - from_head.len())];
+            let outcome = match &region {
+                Some(region) if from_head.is_empty() => self.post_in_place(region, from_body),
+                _ => self.post_copy(from_head, from_body),
+            };
+            if self.posted(outcome).is_err() {
+                break;
+            }
+            self.writing.bytes += piece as u64;
+            self.writing.messages += 1;
+            written += piece;
+        }
+        written
+    }
+
+    /// Writes these bytes, for which there is room in one piece, by way of the own ring.
+    fn post_copy(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
+        let (at, piece) = (place(self.writing.bytes), head.len() + body.len());
+        // SAFETY: `piece` bytes from here on were given back by the peer, or never written, so that the adapter has
+        // no use for them; they lie inside the ring. The sources are slices outside of it.
+        unsafe {
+            let target = self.adapter.outgoing().start().as_ptr().add(at);
+            target.copy_from_nonoverlapping(head.as_ptr(), head.len());
+            target.add(head.len()).copy_from_nonoverlapping(body.as_ptr(), body.len());
+        }
+        let word = self.credit();
+        let named = self.name_next();
+        self.adapter.post_write(at, piece, word, named)?;
+        self.writing.copied += piece as u64;
+        Ok(())
+    }
+
+    /// Writes these bytes, for which there is room in one piece, from where they lie.
+    fn post_in_place(&mut self, region: &Arc<A::Region>, body: &[u8]) -> io::Result<()> {
+        let word = self.credit();
+        self.writing.posted += 1;
+        let number = self.writing.posted;
+        self.adapter.post_write_from(region, body, place(self.writing.bytes), word, number)?;
+        self.writing.lent = number;
+        self.writing.in_place += body.len() as u64;
+        self.on_loan.push_back((number, region.clone()));
+        Ok(())
+    }
+
     // The end.
+
+    /// Ends the lane so that nothing is read or written any more. What has come stays.
+    fn tear_down(&mut self) {
+        let _ = self.poll();
+        self.adapter.tear_down();
+        self.on_loan.clear();
+        self.drained = true;
+        if self.gone.is_some() || self.reading.last {
+            self.end_for(LaneError::Closed);
+        }
+        self.broken("a call was given up while the adapter read from its memory, which it did not end in time");
+    }
 
     /// What the reader is told when there is nothing to read.
     fn read_end(&mut self) -> Result<(), LaneError> {
@@ -434,6 +532,11 @@ impl<A: Adapter> RdmaLane<A> {
         self.end.is_some()
     }
 
+    /// Bytes that were copied into the ring, and bytes that were not.
+    pub(super) fn copied(&self) -> (u64, u64) {
+        (self.writing.copied, self.writing.in_place)
+    }
+
     pub(super) fn look_at_sent(&mut self) -> Result<(), LaneError> {
         self.poll_sent(&mut Vec::new())
     }
@@ -454,48 +557,63 @@ impl<A: Adapter> Lane for RdmaLane<A> {
     }
 
     fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LaneError> {
-        // Why nothing can be written any more is told by the reading side, after everything that came.
-        if self.end.is_some() || self.reading.last || self.gone.is_some() {
-            return Ok(0);
-        }
-        let total = head.len() + body.len();
-        let mut written = 0;
-        while written < total {
-            let mut room = self.room();
-            if room == 0 {
-                // Perhaps room was given back, or a completion has come.
-                let _ = self.poll();
-                let mut found = std::mem::take(&mut self.found);
-                let _ = self.poll_sent(&mut found);
-                self.found = found;
-                room = if self.end.is_some() { 0 } else { self.room() };
+        Ok(self.write_from(head, body, None))
+    }
+
+    unsafe fn write_lent(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LaneError> {
+        let heap = self.sleeper.heap().filter(|_| body.len() >= LEAST_IN_PLACE && self.end.is_none());
+        let region = heap.and_then(|heap| self.adapter.region(heap, body));
+        Ok(self.write_from(head, body, region))
+    }
+
+    fn lent(&self) -> u64 {
+        self.writing.lent
+    }
+
+    fn returned(&mut self) -> u64 {
+        if !self.on_loan.is_empty() {
+            let _ = self.poll_sent(&mut Vec::new());
+            // Who waits for memory of a lane that has failed hears of that first.
+            if self.end.is_some() && self.told {
+                self.tear_down();
             }
-            let piece = (total - written).min(PIECE_BYTES).min(room);
-            if piece == 0 {
+        }
+        self.on_loan.front().map_or(self.writing.lent, |(number, _)| number - 1)
+    }
+
+    fn take_back(&mut self) {
+        let deadline = Instant::now() + LINGER;
+        let mut has_armed = false;
+        let mut found = Vec::new();
+        while !self.on_loan.is_empty() {
+            let is_over = self.end.is_some() || self.gone.is_some() || self.reading.last;
+            if is_over || Instant::now() >= deadline {
+                self.tear_down();
                 break;
             }
-            let from_head = &head[written.min(head.len())..(written + piece).min(head.len())];
-            let body_start = written.saturating_sub(head.len());
-            let from_body = &body[body_start..body_start + (piece - from_head.len())];
-            let at = place(self.writing.bytes);
-            // SAFETY: `piece` bytes from here on were given back by the peer, or never written, so that the adapter has
-            // no use for them; they lie inside the ring. The sources are slices outside of it.
-            unsafe {
-                let target = self.adapter.outgoing().start().as_ptr().add(at);
-                target.copy_from_nonoverlapping(from_head.as_ptr(), from_head.len());
-                target.add(from_head.len()).copy_from_nonoverlapping(from_body.as_ptr(), from_body.len());
+            found.clear();
+            // As in `hand_over`. What failed has ended the lane.
+            let _ = self.poll_sent(&mut found);
+            if !found.is_empty() {
+                continue;
             }
-            let word = self.credit();
-            let named = self.name_next();
-            let outcome = self.adapter.post_write(at, piece, word, named);
-            if self.posted(outcome).is_err() {
+            has_armed = true;
+            if self.adapter.arm(true).is_err() {
+                self.tear_down();
                 break;
             }
-            self.writing.bytes += piece as u64;
-            self.writing.messages += 1;
-            written += piece;
+            let _ = self.poll_sent(&mut found);
+            let _ = self.look_after_peer();
+            if found.is_empty()
+                && let Some(events) = self.adapter.events()
+            {
+                let _ = socket::wait_readable(events, Duration::from_millis(10));
+            }
         }
-        Ok(written)
+        if has_armed {
+            // One who slept meanwhile may have been woken by what was taken here.
+            self.sleeper.kick();
+        }
     }
 
     fn fill(&mut self, wanted: usize) -> Result<&[u8], LaneError> {
@@ -554,8 +672,8 @@ impl<A: Adapter> Lane for RdmaLane<A> {
         if self.end.is_some() {
             return self.told;
         }
-        // Room depends on what was sent, too, and so does a credit that found no place.
-        if let Err(error) = self.adapter.arm(wants_write || self.credit_is_due()) {
+        // Room depends on what was sent, too, and so do a credit that found no place and memory that is on loan.
+        if let Err(error) = self.adapter.arm(wants_write || self.credit_is_due() || !self.on_loan.is_empty()) {
             self.broken(error);
             return false;
         }
@@ -586,6 +704,8 @@ impl<A: Adapter> Lane for RdmaLane<A> {
 impl<A: Adapter> Drop for RdmaLane<A> {
     fn drop(&mut self) {
         self.hand_over();
+        let Writing { copied, in_place, .. } = self.writing;
+        tracing::debug!(link = %self.name, copied, in_place, "bytes that were sent by way of the ring, and from where they were");
         if let Some(channel) = self.adapter.events() {
             self.sleeper.unwatch(channel);
         }

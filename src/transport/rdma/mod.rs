@@ -7,6 +7,11 @@
 //! carries them to the same place of the peer's ring, where they are read as those of shared memory are. Short ones
 //! travel inside the request. The word brings along what was read of the other direction.
 //!
+//! Long ones that lie in a buffer of `comm.alloc` are read by the adapter from there (`registrations`); their place in the
+//! own ring is left empty. The memory is on loan until the adapter tells that it is done. Who wants it back before, because a
+//! call was given up, waits for that, which needs nothing of the peer's process: there is room in its ring. If it takes too
+//! long the queue pair is taken down, after which nothing is read.
+//!
 //! # Credits
 //!
 //! A writer knows how much room the peer's ring has and how many receives are posted there, and never exceeds either: no
@@ -38,6 +43,8 @@ mod exchange;
 mod lane;
 #[cfg(feature = "rdma")]
 mod rails;
+#[cfg(feature = "rdma")]
+mod registrations;
 
 #[cfg(not(feature = "rdma"))]
 mod absent;
@@ -54,6 +61,11 @@ pub(super) use rails::{Connected, Offered, Rails};
 
 /// Whether RDMA was built in.
 pub const BUILT_IN: bool = cfg!(feature = "rdma");
+
+/// What is done about a limit of locked memory that is too low.
+#[cfg(feature = "rdma")]
+const RAISE_MEMLOCK: &str = "`ulimit -l unlimited`, a line `* - memlock unlimited` in /etc/security/limits.conf, \
+                             LimitMEMLOCK=infinity for a service, `docker run --ulimit memlock=-1`";
 
 /// What can be chosen about RDMA.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

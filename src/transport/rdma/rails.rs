@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::lane::{self, RdmaLane};
-use super::{Card, Place, RdmaAddress, RdmaSettings, choice};
+use super::registrations::Registrations;
+use super::{Card, Place, RAISE_MEMLOCK, RdmaAddress, RdmaSettings, choice};
 use crate::sys::verbs::{Context, Domain, Link, Local, Remote, status_in_words};
 use crate::sys::{RingMapping, Segment, Uninherited};
 use crate::transport::lane::Lane;
@@ -17,6 +18,7 @@ use crate::transport::sleep::Sleeper;
 #[derive(Debug)]
 struct Rail {
     domain: Arc<Domain>,
+    registrations: Arc<Registrations<Arc<Domain>>>,
     place: Place,
 }
 
@@ -35,7 +37,8 @@ impl Rails {
             let context = Context::open(&place.device)?;
             let domain = Domain::new(context)
                 .map_err(|error| format!("the device {} gives no protection domain: {error}", place.device))?;
-            Ok(Rail { domain, place })
+            let registrations = Registrations::new(domain.clone());
+            Ok(Rail { domain, registrations, place })
         };
         let places = choice::choose(&choice::devices(Path::new("/")), settings, near)?;
         let rails = places.into_iter().map(open).collect::<Result<_, String>>()?;
@@ -89,7 +92,8 @@ impl Rails {
             key,
             ring_bytes: lane::RING_BYTES as u32,
         };
-        Ok(Offered { link, context, local, card })
+        let registrations = rail.registrations.clone();
+        Ok(Offered { link, context, registrations, local, card })
     }
 }
 
@@ -111,8 +115,7 @@ fn no_link(what: &str, error: &io::Error, device: &str) -> String {
     match (error.raw_os_error(), limit) {
         (Some(libc::ENOMEM | libc::EPERM), Some(limit)) => format!(
             "{device} gives no {what}: {error}. A link locks {need} bytes of memory and the adapter's own queues; the limit \
-             of this process is {limit} bytes. Raise it: `ulimit -l unlimited`, a line `* - memlock unlimited` in \
-             /etc/security/limits.conf, LimitMEMLOCK=infinity for a service, `docker run --ulimit memlock=-1`"
+             of this process is {limit} bytes. Raise it: {RAISE_MEMLOCK}"
         ),
         _ => format!("{device} gives no {what}: {error}"),
     }
@@ -123,6 +126,7 @@ fn no_link(what: &str, error: &io::Error, device: &str) -> String {
 pub(in crate::transport) struct Offered {
     link: Link,
     context: Arc<Context>,
+    registrations: Arc<Registrations<Arc<Domain>>>,
     local: Local,
     card: Card,
 }
@@ -157,7 +161,8 @@ impl Offered {
         self.link
             .connect(&self.local, &remote)
             .map_err(|error| format!("the queue pair on {} cannot be connected: {error}", self.context.name()))?;
-        Ok(Connected { link: self.link, context: self.context, port: self.local.port, remote })
+        let Self { link, context, registrations, local, .. } = self;
+        Ok(Connected { link, context, registrations, port: local.port, remote })
     }
 }
 
@@ -166,6 +171,7 @@ impl Offered {
 pub(in crate::transport) struct Connected {
     pub(super) link: Link,
     pub(super) context: Arc<Context>,
+    pub(super) registrations: Arc<Registrations<Arc<Domain>>>,
     pub(super) port: u8,
     pub(super) remote: Remote,
 }

@@ -24,6 +24,9 @@
 //!
 //! **The end.** Goodbye travels on every lane after the last message. The answers to the peer's messages may still
 //! follow it. A lane that ends without goodbye is a failure, told after everything that arrived on the other lanes.
+//!
+//! **On loan.** A lane may go on reading a payload after it has taken it (RDMA does). Its message is complete, and its memory
+//! free, when the lane has done with it; whoever gives it up before waits for that (`Lane::take_back`).
 
 mod config;
 mod core;
@@ -35,11 +38,12 @@ mod slab;
 mod tags;
 mod writer;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use self::core::Core;
 use self::reader::{Reader, Sink, Stop};
-use self::writer::Writer;
+use self::writer::{BodyOwner, Writer};
 use super::board::Neighbour;
 use super::{Endpoint, Event, Lane, LaneError, Notice, RecvRequest, SendRequest};
 use crate::types::{Generation, Tag, TransportKind};
@@ -65,12 +69,21 @@ struct LaneState {
     lane: Box<dyn Lane>,
     reader: Reader,
     writer: Writer,
+    /// Payloads that are written and that the lane still reads, by its numbers, in their order.
+    lent: VecDeque<(BodyOwner, u64)>,
     marks: LaneMarks,
     goodbye_said: bool,
     /// Why nothing more can be read.
     read_end: Option<LaneError>,
     /// Why nothing more can be written.
     write_end: Option<LaneError>,
+}
+
+impl LaneState {
+    /// Whether the lane has done with the first of the payloads that it reads.
+    fn has_returned(&mut self) -> bool {
+        self.lent.front().is_some_and(|&(_, number)| self.lane.returned() >= number)
+    }
 }
 
 /// An endpoint over lanes to one peer. See this module's story.
@@ -103,6 +116,7 @@ impl StreamEndpoint {
                 lane,
                 reader: Reader::new(),
                 writer,
+                lent: VecDeque::new(),
                 marks: LaneMarks { index, count, hello: false, goodbye: false },
                 goodbye_said: false,
                 read_end: None,
@@ -146,14 +160,30 @@ impl StreamEndpoint {
                     Ok((0, _)) => break,
                     Ok((count, owner)) => {
                         written += count;
-                        if let Some(owner) = owner {
-                            self.core.finish_body(owner);
+                        match owner {
+                            Some((owner, number)) if number > 0 => lane.lent.push_back((owner, number)),
+                            Some((owner, _)) => self.core.finish_body(owner),
+                            None => {}
                         }
                     }
                     Err(error) => lane.write_end = Some(error),
                 }
             }
             moved |= written > 0;
+        }
+        moved
+    }
+
+    /// Finishes payloads that their lanes read no more. Returns whether there were any.
+    fn settle_lent(&mut self) -> bool {
+        let mut moved = false;
+        for lane in &mut self.lanes {
+            while lane.has_returned()
+                && let Some((owner, _)) = lane.lent.pop_front()
+            {
+                self.core.finish_body(owner);
+                moved = true;
+            }
         }
         moved
     }
@@ -214,6 +244,8 @@ impl StreamEndpoint {
         self.over = true;
         self.core.clear();
         for lane in &mut self.lanes {
+            lane.lane.take_back();
+            lane.lent.clear();
             lane.writer.clear();
             lane.reader.payload = None;
         }
@@ -229,7 +261,8 @@ impl StreamEndpoint {
             self.fail(&format!("protocol violation: {violation}"));
             return true;
         }
-        let mut moved = self.write_lanes();
+        let mut moved = self.settle_lent();
+        moved |= self.write_lanes();
         match self.read_lanes() {
             Ok(false) => {
                 // With nothing left to read, what is broken is final.
@@ -290,9 +323,14 @@ impl Endpoint for StreamEndpoint {
             return;
         }
         for lane in &mut self.lanes {
-            if let Some(send) = lane.writer.owner()
-                && self.core.sends.get(send).is_some_and(|send| send.tag == tag)
-            {
+            let sends = &self.core.sends;
+            let is_of_tag = |send: u32| sends.get(send).is_some_and(|send| send.tag == tag);
+            let is_being_written = lane.writer.owner().is_some_and(is_of_tag);
+            if is_being_written || lane.lent.iter().any(|(owner, _)| is_of_tag(owner.send)) {
+                lane.lane.take_back();
+            }
+            lane.lent.retain(|(owner, _)| !is_of_tag(owner.send));
+            if is_being_written {
                 lane.writer.disown();
             }
             if let Some(payload) = &mut lane.reader.payload {
@@ -352,7 +390,7 @@ impl Endpoint for StreamEndpoint {
             if lane.read_end.is_some() {
                 continue;
             }
-            if lane.reader.has_more {
+            if lane.reader.has_more || lane.has_returned() {
                 return false;
             }
             let wants_write =

@@ -9,9 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::adapter::Adapter;
 use super::super::lane::{DEPTHS, RING_BYTES, RdmaLane};
+use super::super::registrations::{Register, Registrations};
 use crate::sys::verbs::Completion;
 use crate::sys::{EventFd, RingMapping, Segment};
 use crate::transport::conformance::Random;
+use crate::transport::heap::Heap;
 use crate::transport::sleep::Sleeper;
 
 /// Statuses of the specification.
@@ -21,10 +23,33 @@ const NO_ANSWER: u32 = 12;
 
 /// A request that was posted and not moved.
 struct Request {
+    /// Where it is read, if not in the ring.
+    source: Option<usize>,
     at: usize,
     bytes: usize,
     word: u32,
     named: Option<u64>,
+}
+
+/// Registered memory.
+pub struct Range {
+    start: usize,
+    bytes: usize,
+}
+
+/// Registers everything.
+struct Anything;
+
+impl Register for Anything {
+    type Region = Range;
+
+    unsafe fn register(&self, start: *const u8, bytes: usize) -> io::Result<Range> {
+        Ok(Range { start: start.addr(), bytes })
+    }
+
+    fn name(&self) -> String {
+        "stand-in".into()
+    }
 }
 
 #[derive(Default)]
@@ -51,6 +76,8 @@ struct Wire {
     incoming: [Arc<RingMapping>; 2],
     outgoing: [Arc<RingMapping>; 2],
     random: Random,
+    /// Nothing moves: the way is cut, and that has not been noticed.
+    is_cut: bool,
 }
 
 impl Wire {
@@ -64,6 +91,9 @@ impl Wire {
 
     /// Moves what was posted first at this end.
     fn move_one(&mut self, from: usize) {
+        if self.is_cut {
+            return;
+        }
         let Some(request) = self.ends[from].requests.pop_front() else { return };
         let peer = &self.ends[1 - from];
         let status = match (self.ends[from].broken, peer.gone || peer.broken) {
@@ -75,10 +105,15 @@ impl Wire {
         if status == 0 {
             let to = &mut self.ends[1 - from];
             to.receives = to.receives.checked_sub(1).expect("the receiver was ready");
-            // SAFETY: inside both rings, as was checked when it was posted; the lanes see to it that nobody else uses it.
+            // SAFETY: inside both rings, or registered memory, as was checked when it was posted; the lanes see to it that
+            // nobody else uses it.
             unsafe {
                 let target = self.incoming[1 - from].start().as_ptr().add(request.at);
-                target.copy_from_nonoverlapping(self.outgoing[from].start().as_ptr().add(request.at), request.bytes);
+                let source = match &request.source {
+                    Some(start) => std::ptr::with_exposed_provenance(*start),
+                    None => self.outgoing[from].start().as_ptr().add(request.at).cast_const(),
+                };
+                target.copy_from_nonoverlapping(source, request.bytes);
             }
             let came = Completion { bytes: request.bytes as u32, word: request.word, ..Completion::default() };
             self.tell(1 - from, false, came);
@@ -100,6 +135,24 @@ impl Wire {
     }
 }
 
+/// The way from one end to the other.
+pub struct Way {
+    wire: Arc<Mutex<Wire>>,
+    end: usize,
+}
+
+impl Way {
+    /// Lets nothing through, or everything again. Nobody notices that the way is cut.
+    pub fn cut(&self, is_cut: bool) {
+        self.wire.lock().unwrap().is_cut = is_cut;
+    }
+
+    /// How many requests of this end are still to read from memory that is on loan.
+    pub fn under_way(&self) -> usize {
+        self.wire.lock().unwrap().ends[self.end].requests.iter().filter(|one| one.source.is_some()).count()
+    }
+}
+
 /// One end of the pair.
 pub struct StandIn {
     wire: Arc<Mutex<Wire>>,
@@ -108,6 +161,7 @@ pub struct StandIn {
     outgoing: Arc<RingMapping>,
     event: OwnedFd,
     device: EventFd,
+    registrations: Arc<Registrations<Anything>>,
     trouble: Arc<Mutex<Option<String>>>,
 }
 
@@ -120,13 +174,15 @@ impl StandIn {
         let owned = [own(0), own(1)];
         let ends = [(); 2].map(|()| End { receives: DEPTHS.receive, ..End::default() });
         let (rings, random) = ((incoming.clone(), outgoing.clone()), Random(seed));
-        let wire = Arc::new(Mutex::new(Wire { ends, events, incoming, outgoing, random }));
+        let wire = Arc::new(Mutex::new(Wire { ends, events, incoming, outgoing, random, is_cut: false }));
         let mut end = 0;
         owned.map(|event| {
             let (incoming, outgoing) = (rings.0[end].clone(), rings.1[end].clone());
             end += 1;
             let device = EventFd::new().unwrap();
-            Self { wire: wire.clone(), end: end - 1, incoming, outgoing, event, device, trouble: Arc::default() }
+            let registrations = Registrations::new(Anything);
+            let (wire, end, trouble) = (wire.clone(), end - 1, Arc::default());
+            Self { wire, end, incoming, outgoing, event, device, registrations, trouble }
         })
     }
 
@@ -138,7 +194,7 @@ impl StandIn {
     pub fn move_all(&self) {
         let mut wire = self.wire();
         for end in [0, 1] {
-            while !wire.ends[end].requests.is_empty() {
+            while !wire.is_cut && !wire.ends[end].requests.is_empty() {
                 wire.move_one(end);
             }
         }
@@ -149,6 +205,16 @@ impl StandIn {
         let mut wire = self.wire();
         wire.ends[self.end].broken = true;
         wire.tell(self.end, true, Completion { status: ACCESS, ..Completion::default() });
+    }
+
+    /// What happens between the two, for one who has not the lane any more.
+    pub fn way(&self) -> Way {
+        Way { wire: self.wire.clone(), end: self.end }
+    }
+
+    /// How many buffers are registered.
+    pub fn registered(&self) -> usize {
+        self.registrations.registered().len()
     }
 
     /// What the device says from now on.
@@ -175,6 +241,8 @@ impl StandIn {
 }
 
 impl Adapter for StandIn {
+    type Region = Range;
+
     fn name(&self) -> String {
         format!("stand-in {}", self.end)
     }
@@ -194,11 +262,29 @@ impl Adapter for StandIn {
 
     fn post_write(&self, at: usize, bytes: usize, word: u32, named: Option<u64>) -> io::Result<()> {
         assert!(bytes > 0);
-        self.post(Request { at, bytes, word, named })
+        self.post(Request { source: None, at, bytes, word, named })
+    }
+
+    fn region(&self, heap: &Arc<Heap>, bytes: &[u8]) -> Option<Arc<Range>> {
+        self.registrations.find(heap, bytes.as_ptr(), bytes.len())
+    }
+
+    fn post_write_from(&self, region: &Range, source: &[u8], at: usize, word: u32, named: u64) -> io::Result<()> {
+        let start = source.as_ptr().expose_provenance();
+        assert!(region.start <= start && start + source.len() <= region.start + region.bytes);
+        self.post(Request { source: Some(start), at, bytes: source.len(), word, named: Some(named) })
+    }
+
+    fn tear_down(&mut self) {
+        let mut wire = self.wire();
+        let end = &mut wire.ends[self.end];
+        end.gone = true;
+        end.requests.clear();
+        end.received.waiting.clear();
     }
 
     fn post_word(&self, word: u32, named: Option<u64>) -> io::Result<()> {
-        self.post(Request { at: 0, bytes: 0, word, named })
+        self.post(Request { source: None, at: 0, bytes: 0, word, named })
     }
 
     fn poll_sent(&self, found: &mut Vec<Completion>) -> io::Result<()> {
@@ -215,7 +301,7 @@ impl Adapter for StandIn {
         let mut wire = self.wire();
         wire.events[self.end].clear();
         // Time passes while an end sleeps.
-        while !wire.ends[self.end].requests.is_empty() {
+        while !wire.is_cut && !wire.ends[self.end].requests.is_empty() {
             wire.move_one(self.end);
         }
         let end = &mut wire.ends[self.end];
