@@ -19,7 +19,7 @@ fn demanded() -> RdmaUse {
 }
 
 /// With limits that are met with few bytes: the device is emulated, and slow.
-fn carrier() -> Carrier {
+fn carrier(in_heap: bool) -> Carrier {
     let stream = StreamConfig {
         eager_limit: 8 << 10,
         early_budget: 64 << 10,
@@ -28,7 +28,7 @@ fn carrier() -> Carrier {
         ..StreamConfig::for_kind(TransportKind::Rdma)
     };
     let pair = move || {
-        conformance::pair_over(vec![bind(demanded()), bind(demanded())], Some(stream), |config| {
+        conformance::pair_over(vec![bind(demanded()), bind(demanded())], Some(stream), in_heap, |config| {
             config.transport = TransportPolicy::Rdma;
         })
     };
@@ -38,7 +38,14 @@ fn carrier() -> Carrier {
 mod suite {
     use super::carrier;
 
-    crate::transport::conformance::suite!(ignored: "needs an RDMA device", carrier());
+    crate::transport::conformance::suite!(ignored: "needs an RDMA device", carrier(false));
+}
+
+/// With payloads that the adapter reads where they are.
+mod in_place {
+    use super::carrier;
+
+    crate::transport::conformance::suite!(ignored: "needs an RDMA device", carrier(true));
 }
 
 fn device(name: &str) -> RdmaSettings {

@@ -94,12 +94,13 @@ pub(super) mod conformance {
     use crate::transport::stream::StreamConfig;
 
     fn pair(change: impl Fn(&mut ConnectorConfig)) -> Pair {
-        pair_over(vec![bind(LOCAL), bind(LOCAL)], None, change)
+        pair_over(vec![bind(LOCAL), bind(LOCAL)], None, false, change)
     }
 
     pub(in crate::transport::connect) fn pair_over(
         listeners: Vec<Listeners>,
         stream: Option<StreamConfig>,
+        in_heap: bool,
         change: impl Fn(&mut ConnectorConfig),
     ) -> Pair {
         let peers = addresses(&listeners);
@@ -130,8 +131,9 @@ pub(super) mod conformance {
         sides[0].0.dial(1);
         let mut made = sides.iter().map(|(_connector, sleeper, outcomes)| {
             let endpoint: Result<Box<dyn Endpoint>> = outcomes.recv_timeout(SOON).unwrap();
-            let sleeper = sleeper.clone();
-            Side::new(endpoint.unwrap(), move |limit| sleeper.sleep(limit))
+            let (sleeper, heap) = (sleeper.clone(), sleeper.board().unwrap().heap().cloned());
+            let side = Side::new(endpoint.unwrap(), move |limit| sleeper.sleep(limit));
+            if in_heap { side.with_heap(heap.expect("a heap")) } else { side }
         });
         let (a, b) = (made.next().unwrap(), made.next().unwrap());
         Pair { a, b }
