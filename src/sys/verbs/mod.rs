@@ -275,7 +275,8 @@ impl Region {
         let offset = at.addr().checked_sub(self.start)?;
         let lies_in_it = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         // SAFETY: a registration of our own.
-        lies_in_it.then(|| unsafe { self.raw.as_ref().lkey })
+        let key = unsafe { self.raw.as_ref().lkey };
+        lies_in_it.then_some(key)
     }
 }
 

@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(case.counts(), (5, 2));
         // Not what reaches beyond it, nor memory of another kind.
         assert!(!case.find(&one, 3 * PAGE - 100, 101));
-        let mine = vec![0_u8; 100];
+        let mine = [0_u8; 100];
         assert!(case.cache.find(case.heap(), mine.as_ptr(), 100).is_none());
         let start = one.start();
         drop(one);
