@@ -36,8 +36,8 @@ unsafe impl<T: Sync> Sync for Buffer<T> {}
 
 impl Communicator {
     /// `count` elements of zero, in memory that the other ranks of this host can read where it is. Collectives of more than
-    /// 16 KiB whose buffers are all of this kind, on all ranks, are made without copies in between. Otherwise it is memory
-    /// as any other, and good for any call of any communicator.
+    /// 16 KiB whose buffers are all of this kind, on all ranks, are made without copies in between. An RDMA adapter reads
+    /// long messages from it where they lie. Otherwise it is memory as any other, and good for any call of any communicator.
     ///
     /// Where a process's limits (`ulimit -v`, `-f`) or the kernel leave no room for such memory, this is ordinary memory.
     /// What is dropped is used again by later calls, and goes back to the system when the last communicator of this world

@@ -23,19 +23,22 @@ pub struct Heap {
     /// What is in use: where it begins, and its length.
     used: Mutex<BTreeMap<usize, usize>>,
     tenants: Mutex<Vec<Weak<dyn Tenant>>>,
+    /// The process whose memory it is, not that of children forked from it.
+    process: u32,
 }
 
 /// One who keeps something about memory in use, and hears before that is given back.
 pub(super) trait Tenant: Send + Sync {
-    /// The range, all of which was taken at once, is nobody's from now on.
-    fn forget(&self, start: *const u8, bytes: usize);
+    /// What was taken at once and begins here is nobody's from now on.
+    fn forget(&self, start: *const u8);
 }
 
 impl Heap {
     pub(super) fn new(segment: Arc<Segment>, memory: Mapping, start: usize) -> Self {
         memory.prefer_huge_pages();
         let free = Mutex::new(Free::new(memory.bytes()));
-        Self { segment, memory, start, free, used: Mutex::default(), tenants: Mutex::default() }
+        let process = std::process::id();
+        Self { segment, memory, start, free, used: Mutex::default(), tenants: Mutex::default(), process }
     }
 
     /// Takes `bytes`, zeroed.
@@ -104,9 +107,13 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        // A forked child shares the memory, which is its parent's, and has no adapter that knows of it.
+        if std::process::id() != self.heap.process {
+            return;
+        }
         let tenants = self.heap.tenants.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for tenant in tenants.iter().filter_map(Weak::upgrade) {
-            tenant.forget(self.start(), self.bytes);
+            tenant.forget(self.start());
         }
         self.heap.used.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.offset);
         self.heap.free.lock().unwrap_or_else(PoisonError::into_inner).give_back(self.offset, self.bytes);
@@ -159,6 +166,52 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[cfg(feature = "rdma")]
+    mod told {
+        use super::*;
+        use crate::transport::sleep::Sleeper;
+
+        /// Hears what is given back.
+        #[derive(Default)]
+        struct Ear(Mutex<Vec<usize>>);
+
+        impl Tenant for Ear {
+            fn forget(&self, start: *const u8) {
+                self.0.lock().unwrap().push(start.addr());
+            }
+        }
+
+        /// A forked child that drops its copy says nothing, and gives nothing back.
+        #[test]
+        fn memory_is_given_back_once_and_by_its_process() {
+            let sleeper = Sleeper::new().unwrap();
+            let heap = sleeper.board().unwrap().heap().unwrap();
+            let ear = Arc::new(Ear::default());
+            let tenant: Arc<dyn Tenant> = ear.clone();
+            heap.tell(&tenant);
+            let lease = heap.take(1).unwrap();
+            let start = lease.start().addr();
+            // SAFETY: the child makes only calls that are allowed after the fork of a program with threads: no lock that is
+            // taken here is another thread's.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                drop(lease);
+                let has_said = !ear.0.lock().unwrap().is_empty();
+                let has_given_back = heap.used.lock().unwrap().is_empty();
+                // SAFETY: as above.
+                unsafe { libc::_exit(i32::from(has_said || has_given_back)) };
+            }
+            assert!(child > 0, "{}", io::Error::last_os_error());
+            let mut status = 0;
+            // SAFETY: our own child; the number is written.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0, "the child's copy was taken for the memory");
+            drop(lease);
+            assert_eq!(*ear.0.lock().unwrap(), [start]);
+            assert!(heap.used.lock().unwrap().is_empty());
+        }
+    }
 
     proptest! {
         /// What is in use overlaps nothing, and when all is given back the whole is one piece again.

@@ -28,28 +28,23 @@ pub trait Lane: Send {
     /// Writes as much of `head` and then `body` as fits, and returns how many bytes that was; 0 when full.
     fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LaneError>;
 
-    /// As [`write`](Self::write), but the carrier may go on reading from `body` when this has returned: until
-    /// [`returned`](Self::returned) has come to what [`lent`](Self::lent) is then, or [`take_back`](Self::take_back) has
-    /// returned.
+    /// As [`write`](Self::write), but the carrier may go on reading from `body` when this has returned. Then it gives the
+    /// loan a number, higher than those before: it ends when [`returned`](Self::returned) comes to that, or with
+    /// [`take_back`](Self::take_back).
     ///
     /// # Safety
     ///
-    /// `body` must stay readable, and be written by nobody, until then.
-    unsafe fn write_lent(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LaneError> {
-        self.write(head, body)
+    /// `body` must stay readable, and be written by nobody, until the loan ends or the lane is dropped.
+    unsafe fn write_lent(&mut self, head: &[u8], body: &[u8]) -> Result<(usize, Option<u64>), LaneError> {
+        Ok((self.write(head, body)?, None))
     }
 
-    /// A number that grows when memory is lent.
-    fn lent(&self) -> u64 {
-        0
-    }
-
-    /// Up to which number all that was lent is not read any more.
+    /// The highest number up to which all loans have ended.
     fn returned(&mut self) -> u64 {
         0
     }
 
-    /// Sees to it that nothing that was lent is read any more. A carrier that cannot wait for that ends itself.
+    /// Ends all loans: nothing that was lent is read when this returns. A carrier that cannot wait for that ends itself.
     fn take_back(&mut self) {}
 
     /// What has arrived and is not consumed, in one piece; reads more from the carrier when there are fewer than

@@ -17,7 +17,8 @@
 //! 8. **Unposted messages are announced** once for each tag by [`Event::Early`], with their signature.
 //! 9. **Cancel is local, immediate and idempotent.** When `cancel` returns, the endpoint will not touch the memory of
 //!    that tag's requests, emits no more events for them, and drops what arrives for the tag from then on. The
-//!    stream to the peer stays usable for other tags; a message that was half sent is completed from a copy.
+//!    stream to the peer stays usable for other tags; a message that was half sent is completed from a copy. A carrier
+//!    that reads from the memory by itself (`rdma`) is waited for, for two seconds at most; then the link has failed.
 //! 10. **Notices overtake data** that has not begun to be written, and arrive in order among themselves.
 //! 11. **Failure is final and told once.** When the peer is gone, closes without goodbye, or breaks the protocol,
 //!     `progress` emits [`Event::Failed`] once, after the events of everything that arrived before. From then on posts

@@ -449,6 +449,24 @@ change src/sys/fork.rs \
     'if fd < 0 {'
 caught_by --lib sys::fork::tests::a_number_that_is_not_open_yet_is_taken_all_the_same
 
+bug frees-what-is-read 'a send is told as complete while the adapter reads from its memory'
+change src/transport/stream/mod.rs \
+    'Some((owner, Some(loan))) => lane.lent.push_back((owner, loan)),' \
+    'Some((owner, Some(_))) => self.core.finish_body(owner),'
+caught_by --lib transport::rdma::tests::memory_is_on_loan_until_the_adapter_has_done_with_it
+
+bug gives-up-what-is-read 'a call that is given up does not wait until the adapter has done with its memory'
+change src/transport/rdma/lane.rs \
+    'self.await_loans();' \
+    ''
+caught_by --lib transport::rdma::tests::giving_up_waits_for_the_adapter
+
+bug registers-what-is-freed 'memory that is given back stays registered'
+change src/transport/heap.rs \
+    'tenant.forget(self.start());' \
+    'let _ = tenant;'
+caught_by --lib transport::rdma::registrations::tests::a_buffer_is_registered_once_and_forgotten_with_its_memory
+
 # Kernels, and allreduces over memory of peers.
 
 bug contracts-in-kernels 'NVRTC may round a * b + c once, where the host rounds twice'

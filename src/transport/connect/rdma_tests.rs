@@ -4,9 +4,11 @@ use super::tests::{
     LOCAL, Member, addresses, conformance, key, on_other_machines, read_exactly, start, until_end, write_all,
 };
 use super::*;
-use crate::transport::conformance::Carrier;
-use crate::transport::lane::LaneError;
+use crate::transport::conformance::{Carrier, Memory};
+use crate::transport::lane::{Lane, LaneError};
 use crate::transport::listen::ListenConfig;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::sync::Once;
 
 fn bind(rdma: RdmaUse) -> Listeners {
@@ -41,11 +43,18 @@ mod suite {
     crate::transport::conformance::suite!(ignored: "needs an RDMA device", carrier(false));
 }
 
-/// With payloads that the adapter reads where they are.
+/// With payloads that the adapter reads where they are: what asks for their memory, and how long it is needed.
 mod in_place {
     use super::carrier;
 
-    crate::transport::conformance::suite!(ignored: "needs an RDMA device", carrier(true));
+    crate::transport::conformance::suite! {
+        ignored: "needs an RDMA device", carrier(true);
+        every_size_arrives
+        cancel_at_any_moment
+        a_dead_peer_is_told_once
+        goodbye_comes_last
+        no_wake_up_is_lost
+    }
 }
 
 fn device(name: &str) -> RdmaSettings {
@@ -210,6 +219,77 @@ fn bytes_keep_their_order_around_the_ring() {
             });
         }
     });
+}
+
+/// Sends memory that `comm.alloc` would give from the first to the second of these. Whether the adapter read it there.
+fn is_read_in_place(members: &[Member], ends: &mut [Vec<Box<dyn Lane>>; 2], misalignment: usize, seed: u64) -> bool {
+    let heap = members[0].sleeper.board().unwrap().heap().unwrap();
+    let memory = Memory::filled(100_000, misalignment, seed).moved_to(heap);
+    let (mut written, mut last) = (0, None);
+    while written < memory.slice().len() {
+        // SAFETY: the memory stays as it is until it was taken back.
+        let (count, loan) = unsafe { ends[0][0].write_lent(&[], &memory.slice()[written..]) }.unwrap();
+        written += count;
+        last = loan.or(last);
+    }
+    let came = read_exactly(&mut *ends[1][0], &members[1].sleeper, written);
+    assert!(came == memory.slice(), "other bytes");
+    ends[0][0].take_back();
+    assert!(last.is_none_or(|loan| ends[0][0].returned() >= loan));
+    memory.check_guards();
+    last.is_some()
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn memory_of_comm_alloc_is_read_where_it_is() {
+    let members = members([demanded(), demanded()], [TransportPolicy::Rdma; 2]);
+    let mut ends = [members[0].lanes().1, members[1].lanes().1];
+    for misalignment in [0, 1, 63] {
+        assert!(is_read_in_place(&members, &mut ends, misalignment, 5 + misalignment as u64), "it was copied");
+    }
+}
+
+/// As for a process without privileges: until this is dropped, no more memory can be locked than is now.
+struct NothingMoreIsLocked(Rlimit, CapabilitySets);
+
+impl NothingMoreIsLocked {
+    fn new() -> Self {
+        let before = Self(getrlimit(Resource::Memlock), capabilities(None).unwrap());
+        let effective = before.1.effective.difference(CapabilitySet::IPC_LOCK);
+        set_capabilities(None, CapabilitySets { effective, ..before.1 }).unwrap();
+        // Less than the rings that are locked already.
+        setrlimit(Resource::Memlock, Rlimit { current: Some(64 << 10), ..getrlimit(Resource::Memlock) }).unwrap();
+        before
+    }
+}
+
+impl Drop for NothingMoreIsLocked {
+    fn drop(&mut self) {
+        setrlimit(Resource::Memlock, Rlimit { current: self.0.current, maximum: self.0.maximum }).unwrap();
+        set_capabilities(None, self.1).unwrap();
+    }
+}
+
+/// Then it is copied, which is said once.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn where_no_more_memory_may_be_locked_it_is_copied() {
+    let members = members([demanded(), demanded()], [TransportPolicy::Rdma; 2]);
+    let mut ends = [members[0].lanes().1, members[1].lanes().1];
+    warnings();
+    let limit = NothingMoreIsLocked::new();
+    for seed in 1..4 {
+        assert!(!is_read_in_place(&members, &mut ends, 0, seed), "it was registered beyond the limit");
+    }
+    drop(limit);
+    let said = warnings();
+    let [line] = said.as_slice() else { panic!("{said:#?}") };
+    for what in ["rxe0", "It is copied", "of this process is 65536 bytes", "ulimit -l unlimited"] {
+        assert!(line.contains(what), "{what} is not in {line}");
+    }
+    // That one was refused is forgotten with its memory.
+    assert!(is_read_in_place(&members, &mut ends, 0, 4), "it was copied");
 }
 
 #[test]

@@ -1,11 +1,16 @@
 //! A queue pair as a lane. This room's `mod.rs` tells how bytes move.
 
-use std::collections::VecDeque;
+mod writing;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub(super) use self::writing::LEAST_IN_PLACE;
+#[cfg(test)]
+pub(super) use self::writing::LINGER;
+use self::writing::{Loans, NAMED_EVERY, PIECE_BYTES, Writing};
 use super::adapter::Adapter;
 use crate::sys::unix::{self, Quiet};
 use crate::sys::verbs::{Completion, Depths, status_in_words};
@@ -34,16 +39,6 @@ const SENDS: u32 = MESSAGES + WORDS + SLACK;
 /// One more for the trial packet that went before.
 pub(super) const DEPTHS: Depths = Depths { send: SENDS + 1, receive: MESSAGES + WORDS, inline: 220 };
 
-/// How many requests to send there are for each whose completion is told.
-const NAMED_EVERY: u32 = 32;
-
-/// How much is copied before it is sent: the adapter begins while the rest is still copied.
-const PIECE_BYTES: usize = 32 << 10;
-
-/// From how many bytes on memory that can be read where it is is not copied. A request of its own costs what copying some
-/// thousand bytes does.
-pub(super) const LEAST_IN_PLACE: usize = 8 << 10;
-
 /// Credit for bytes travels in units of this many.
 const UNIT: u64 = 64;
 
@@ -64,31 +59,8 @@ const LOOKS_PER_CHECK: u32 = 1024;
 /// than theirs, and the adapter's two queues keep no order between them.
 const GRACE: Duration = Duration::from_millis(2);
 
-/// How long a lane that is dropped waits for the peer's adapter to have everything, and one whose memory is wanted back for
-/// its own adapter. A packet that was lost is repeated after a second.
-const LINGER: Duration = Duration::from_secs(2);
-
 const _: () = assert!(RING_BYTES >= 2 * MIN_WINDOW && RING_BYTES as u64 / UNIT <= MOST_UNITS);
 const _: () = assert!(MESSAGES <= MOST_MESSAGES);
-
-/// What may be written.
-#[derive(Debug, Default)]
-struct Writing {
-    /// Bytes written since the beginning.
-    bytes: u64,
-    /// Of these, how many the peer has given back.
-    returned: u64,
-    /// Messages whose receive the peer has not posted again.
-    messages: u32,
-    /// Requests posted since the beginning, and of these how many are known to be complete.
-    posted: u64,
-    completed: u64,
-    /// The last request that reads from memory that is on loan.
-    lent: u64,
-    /// Bytes that were copied into the ring, and that were not.
-    copied: u64,
-    in_place: u64,
-}
 
 /// What has come.
 #[derive(Debug, Default)]
@@ -107,6 +79,8 @@ struct Reading {
 /// A lane over a queue pair.
 pub(super) struct RdmaLane<A: Adapter> {
     adapter: A,
+    /// Dropped after the queue pair that reads from them, and before the heap that they lie in.
+    loans: Loans<A::Region>,
     /// Stays open and silent; its end is the peer's.
     socket: Uninherited<OwnedFd>,
     /// What the device says, as a descriptor of this lane's own.
@@ -115,8 +89,6 @@ pub(super) struct RdmaLane<A: Adapter> {
     name: Arc<str>,
     writing: Writing,
     reading: Reading,
-    /// What is being read from, until the request of this number is complete.
-    on_loan: VecDeque<(u64, Arc<A::Region>)>,
     found: Vec<Completion>,
     looks_in_vain: u32,
     /// The sleeper's count of closings when the peer was last looked after.
@@ -142,13 +114,13 @@ impl<A: Adapter> RdmaLane<A> {
         let name = format!("rdma rank {peer} ({})", adapter.name()).into();
         let lane = Self {
             adapter,
+            loans: Loans::new(),
             socket,
             events,
             sleeper,
             name,
             writing: Writing::default(),
             reading: Reading::default(),
-            on_loan: VecDeque::new(),
             found: Vec::new(),
             looks_in_vain: 0,
             // Not the present count: what may have happened before the watch is looked at once.
@@ -289,9 +261,7 @@ impl<A: Adapter> RdmaLane<A> {
             }
             self.writing.completed = self.writing.completed.max(one.request);
         }
-        while self.on_loan.front().is_some_and(|(number, _)| *number <= self.writing.completed) {
-            self.on_loan.pop_front();
-        }
+        self.loans.settle(self.writing.completed);
         Ok(())
     }
 
@@ -335,141 +305,7 @@ impl<A: Adapter> RdmaLane<A> {
         }
     }
 
-    // Credit.
-
-    /// How many requests are not known to be complete.
-    fn in_flight(&self) -> u32 {
-        (self.writing.posted - self.writing.completed) as u32
-    }
-
-    /// The word that gives back what can be.
-    fn credit(&mut self) -> u32 {
-        let reading = &mut self.reading;
-        let units = ((reading.taken - reading.returned) / UNIT).min(MOST_UNITS);
-        let messages = reading.messages.min(MOST_MESSAGES);
-        reading.returned += units * UNIT;
-        reading.messages -= messages;
-        units as u32 | messages << 16
-    }
-
-    fn credit_is_due(&self) -> bool {
-        let reading = &self.reading;
-        reading.taken - reading.returned >= RING_BYTES as u64 / 4 || reading.messages >= MESSAGES / 4
-    }
-
-    /// Tells the peer what it may use again, if that is much and nothing else carries it.
-    fn give_back(&mut self) -> Result<(), LaneError> {
-        if !self.credit_is_due() || self.reading.last || self.end.is_some() || self.in_flight() >= SENDS - 1 {
-            return Ok(());
-        }
-        let word = self.credit();
-        let named = self.name_next();
-        self.posted(self.adapter.post_word(word, named))
-    }
-
-    /// Counts a request; its name if its completion is to be told.
-    fn name_next(&mut self) -> Option<u64> {
-        self.writing.posted += 1;
-        Some(self.writing.posted).filter(|posted| posted.is_multiple_of(NAMED_EVERY.into()))
-    }
-
-    fn posted(&mut self, outcome: io::Result<()>) -> Result<(), LaneError> {
-        outcome.map_err(|error| self.broken(format!("a request to send was refused: {error}")))
-    }
-
-    /// How many bytes can be written in one piece.
-    fn room(&self) -> usize {
-        let writing = &self.writing;
-        // One place for a word that gives back and one for the last are always left.
-        if writing.messages >= MESSAGES || self.in_flight() >= SENDS - WORDS {
-            return 0;
-        }
-        let free = RING_BYTES - (writing.bytes - writing.returned) as usize;
-        free.min(RING_BYTES - place(writing.bytes))
-    }
-
-    /// Writes as much as fits. The body lies in `region`, if that is given, and is read from there.
-    fn write_from(&mut self, head: &[u8], body: &[u8], region: Option<Arc<A::Region>>) -> usize {
-        // Why nothing can be written any more is told by the reading side, after everything that came.
-        if self.end.is_some() || self.reading.last || self.gone.is_some() {
-            return 0;
-        }
-        let total = head.len() + body.len();
-        let mut written = 0;
-        while written < total {
-            let mut room = self.room();
-            if room == 0 {
-                // Perhaps room was given back, or a completion has come.
-                let _ = self.poll();
-                let mut found = std::mem::take(&mut self.found);
-                let _ = self.poll_sent(&mut found);
-                self.found = found;
-                room = if self.end.is_some() { 0 } else { self.room() };
-            }
-            let most = if region.is_some() && written < head.len() { head.len() } else { total };
-            let piece = (most - written).min(PIECE_BYTES).min(room);
-            if piece == 0 {
-                break;
-            }
-            let from_head = &head[written.min(head.len())..(written + piece).min(head.len())];
-            let body_start = written.saturating_sub(head.len());
-            let from_body = &body[body_start..body_start + (piece - from_head.len())];
-            let outcome = match &region {
-                Some(region) if from_head.is_empty() => self.post_in_place(region, from_body),
-                _ => self.post_copy(from_head, from_body),
-            };
-            if self.posted(outcome).is_err() {
-                break;
-            }
-            self.writing.bytes += piece as u64;
-            self.writing.messages += 1;
-            written += piece;
-        }
-        written
-    }
-
-    /// Writes these bytes, for which there is room in one piece, by way of the own ring.
-    fn post_copy(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
-        let (at, piece) = (place(self.writing.bytes), head.len() + body.len());
-        // SAFETY: `piece` bytes from here on were given back by the peer, or never written, so that the adapter has
-        // no use for them; they lie inside the ring. The sources are slices outside of it.
-        unsafe {
-            let target = self.adapter.outgoing().start().as_ptr().add(at);
-            target.copy_from_nonoverlapping(head.as_ptr(), head.len());
-            target.add(head.len()).copy_from_nonoverlapping(body.as_ptr(), body.len());
-        }
-        let word = self.credit();
-        let named = self.name_next();
-        self.adapter.post_write(at, piece, word, named)?;
-        self.writing.copied += piece as u64;
-        Ok(())
-    }
-
-    /// Writes these bytes, for which there is room in one piece, from where they lie.
-    fn post_in_place(&mut self, region: &Arc<A::Region>, body: &[u8]) -> io::Result<()> {
-        let word = self.credit();
-        self.writing.posted += 1;
-        let number = self.writing.posted;
-        self.adapter.post_write_from(region, body, place(self.writing.bytes), word, number)?;
-        self.writing.lent = number;
-        self.writing.in_place += body.len() as u64;
-        self.on_loan.push_back((number, region.clone()));
-        Ok(())
-    }
-
     // The end.
-
-    /// Ends the lane so that nothing is read or written any more. What has come stays.
-    fn tear_down(&mut self) {
-        let _ = self.poll();
-        self.adapter.tear_down();
-        self.on_loan.clear();
-        self.drained = true;
-        if self.gone.is_some() || self.reading.last {
-            self.end_for(LaneError::Closed);
-        }
-        self.broken("a call was given up while the adapter read from its memory, which it did not end in time");
-    }
 
     /// What the reader is told when there is nothing to read.
     fn read_end(&mut self) -> Result<(), LaneError> {
@@ -483,42 +319,6 @@ impl<A: Adapter> RdmaLane<A> {
         }
         self.told = true;
         Err(end.clone())
-    }
-
-    /// Waits until the peer's adapter has everything, and tells it that there is no more.
-    fn hand_over(&mut self) {
-        let deadline = Instant::now() + LINGER;
-        let mut last_posted = false;
-        let mut found = Vec::new();
-        loop {
-            if self.end.is_some() || self.gone.is_some() || self.reading.last || Instant::now() >= deadline {
-                return;
-            }
-            if !last_posted && self.in_flight() < SENDS {
-                self.writing.posted += 1;
-                last_posted = true;
-                if self.adapter.post_word(LAST, Some(self.writing.posted)).is_err() {
-                    return;
-                }
-            }
-            found.clear();
-            if self.poll_sent(&mut found).is_err() || (last_posted && self.in_flight() == 0) {
-                return;
-            }
-            if !found.is_empty() {
-                continue;
-            }
-            // Armed first, then looked once more, then slept: a completion between is not missed.
-            if self.adapter.arm(true).is_err() || self.poll_sent(&mut found).is_err() || self.look_after_peer().is_err()
-            {
-                return;
-            }
-            if found.is_empty()
-                && let Some(events) = self.adapter.events()
-            {
-                let _ = socket::wait_readable(events, Duration::from_millis(10));
-            }
-        }
     }
 }
 
@@ -535,6 +335,11 @@ impl<A: Adapter> RdmaLane<A> {
     /// Bytes that were copied into the ring, and bytes that were not.
     pub(super) fn copied(&self) -> (u64, u64) {
         (self.writing.copied, self.writing.in_place)
+    }
+
+    /// As if the adapter had read for long.
+    pub(super) fn age_loans(&mut self) {
+        self.loans.age();
     }
 
     pub(super) fn look_at_sent(&mut self) -> Result<(), LaneError> {
@@ -560,60 +365,27 @@ impl<A: Adapter> Lane for RdmaLane<A> {
         Ok(self.write_from(head, body, None))
     }
 
-    unsafe fn write_lent(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LaneError> {
+    unsafe fn write_lent(&mut self, head: &[u8], body: &[u8]) -> Result<(usize, Option<u64>), LaneError> {
         let heap = self.sleeper.heap().filter(|_| body.len() >= LEAST_IN_PLACE && self.end.is_none());
         let region = heap.and_then(|heap| self.adapter.region(heap, body));
-        Ok(self.write_from(head, body, region))
-    }
-
-    fn lent(&self) -> u64 {
-        self.writing.lent
+        let before = self.writing.in_place;
+        let written = self.write_from(head, body, region);
+        Ok((written, (self.writing.in_place > before).then_some(self.loans.last())))
     }
 
     fn returned(&mut self) -> u64 {
-        if !self.on_loan.is_empty() {
+        if !self.loans.is_empty() {
             let _ = self.poll_sent(&mut Vec::new());
             // Who waits for memory of a lane that has failed hears of that first.
             if self.end.is_some() && self.told {
                 self.tear_down();
             }
         }
-        self.on_loan.front().map_or(self.writing.lent, |(number, _)| number - 1)
+        self.loans.returned()
     }
 
     fn take_back(&mut self) {
-        let deadline = Instant::now() + LINGER;
-        let mut has_armed = false;
-        let mut found = Vec::new();
-        while !self.on_loan.is_empty() {
-            let is_over = self.end.is_some() || self.gone.is_some() || self.reading.last;
-            if is_over || Instant::now() >= deadline {
-                self.tear_down();
-                break;
-            }
-            found.clear();
-            // As in `hand_over`. What failed has ended the lane.
-            let _ = self.poll_sent(&mut found);
-            if !found.is_empty() {
-                continue;
-            }
-            has_armed = true;
-            if self.adapter.arm(true).is_err() {
-                self.tear_down();
-                break;
-            }
-            let _ = self.poll_sent(&mut found);
-            let _ = self.look_after_peer();
-            if found.is_empty()
-                && let Some(events) = self.adapter.events()
-            {
-                let _ = socket::wait_readable(events, Duration::from_millis(10));
-            }
-        }
-        if has_armed {
-            // One who slept meanwhile may have been woken by what was taken here.
-            self.sleeper.kick();
-        }
+        self.await_loans();
     }
 
     fn fill(&mut self, wanted: usize) -> Result<&[u8], LaneError> {
@@ -673,7 +445,7 @@ impl<A: Adapter> Lane for RdmaLane<A> {
             return self.told;
         }
         // Room depends on what was sent, too, and so do a credit that found no place and memory that is on loan.
-        if let Err(error) = self.adapter.arm(wants_write || self.credit_is_due() || !self.on_loan.is_empty()) {
+        if let Err(error) = self.adapter.arm(wants_write || self.credit_is_due() || !self.loans.is_empty()) {
             self.broken(error);
             return false;
         }

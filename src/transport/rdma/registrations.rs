@@ -141,8 +141,7 @@ impl<R: Register> Registrations<R> {
                 Ok(region) => return Some(region),
                 Err(error) => error,
             };
-            let by_limit = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN));
-            if by_limit && state.make_room(self.rest) {
+            if is_by_limit(&error) && state.make_room(self.rest) {
                 continue;
             }
             if !std::mem::replace(&mut state.said, true) {
@@ -175,7 +174,7 @@ impl<T> State<T> {
 }
 
 impl<R: Register> Tenant for Registrations<R> {
-    fn forget(&self, start: *const u8, _bytes: usize) {
+    fn forget(&self, start: *const u8) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = state.entries.remove(&start.addr());
         if gone.is_some_and(|entry| entry.region.is_some()) {
@@ -185,16 +184,21 @@ impl<R: Register> Tenant for Registrations<R> {
     }
 }
 
+/// Whether the limit of locked memory may be why.
+fn is_by_limit(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM))
+}
+
 /// Why memory is copied that need not be, with the limit, the need and the remedy where a limit is what it is.
 fn refused(device: &str, bytes: usize, error: &io::Error) -> String {
     let what = format!("{device} cannot read from a buffer of {bytes} bytes where it is: {error}. It is copied");
     match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
-        Some(limit) => format!(
+        Some(limit) if is_by_limit(error) => format!(
             "{what}. The limit of locked memory of this process is {limit} bytes; buffers that are sent from, and 1 MiB \
              for each link, have to fit. Raise it: {}",
             super::RAISE_MEMLOCK
         ),
-        None => what,
+        _ => what,
     }
 }
 
@@ -353,5 +357,7 @@ mod tests {
         if rustix::process::getrlimit(rustix::process::Resource::Memlock).current.is_some() {
             assert!(text.contains("limit of locked memory") && text.contains("ulimit -l unlimited"), "{text}");
         }
+        let other = refused("mlx5_0", 12_345_678, &io::Error::from_raw_os_error(libc::EINVAL));
+        assert!(other.ends_with("It is copied"), "{other}");
     }
 }

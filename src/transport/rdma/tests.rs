@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use self::stand_in::{StandIn, Way, lanes};
 use super::adapter::Adapter;
-use super::lane::{LAST, LEAST_IN_PLACE, RdmaLane};
+use super::lane::{LAST, LEAST_IN_PLACE, LINGER, RdmaLane};
 use crate::transport::Event;
 use crate::transport::conformance::{Carrier, Memory, Pair, Side, tag};
 use crate::transport::lane::{Lane, LaneError};
@@ -143,19 +143,21 @@ fn a_violation_ends_at_once() {
 
 /// Writes a header and a payload on loan while the other end reads. What came.
 fn carry(ours: &mut RdmaLane<StandIn>, theirs: &mut RdmaLane<StandIn>, head: &[u8], body: &[u8]) -> Vec<u8> {
-    let (mut written, mut came) = (0, Vec::new());
+    let (mut written, mut loan, mut came) = (0, 0, Vec::new());
     while came.len() < head.len() + body.len() {
         let head_left = &head[written.min(head.len())..];
         let body_left = &body[written.saturating_sub(head.len())..];
         // SAFETY: the caller's memory stays as it is until the lane has returned it, which is waited for below.
-        written += unsafe { ours.write_lent(head_left, body_left) }.unwrap();
+        let (count, number) = unsafe { ours.write_lent(head_left, body_left) }.unwrap();
+        written += count;
+        loan = number.unwrap_or(loan);
         let window = theirs.fill(1).unwrap();
         came.extend_from_slice(window);
         let count = window.len();
         theirs.consume(count);
         let _ = ours.fill(1).unwrap();
     }
-    while ours.returned() < ours.lent() {}
+    while ours.returned() < loan {}
     came
 }
 
@@ -248,6 +250,24 @@ fn giving_up_where_the_way_is_cut_takes_the_link_down() {
     drop(pair.a.take(sent));
     pair.run_until("the failure", |pair| pair.a.failure().is_some());
     assert!(pair.a.failure().unwrap().contains("did not end in time"), "{:?}", pair.a.failure());
+}
+
+/// Of many links whose ways are cut, the first is waited for; when that was in vain, the others have had their time.
+#[test]
+fn what_was_lent_long_ago_is_not_waited_for() {
+    let [(mut ours, sleeper), _theirs] = lanes(11);
+    let memory = Memory::filled(100_000, 0, 1).moved_to(sleeper.board().unwrap().heap().unwrap());
+    let way = ours.adapter().way();
+    way.cut(true);
+    // SAFETY: the memory stays as it is until it is taken back.
+    let (_, loan) = unsafe { ours.write_lent(&[], memory.slice()) }.unwrap();
+    let loan = loan.expect("read where it is");
+    assert!(ours.returned() < loan);
+    ours.age_loans();
+    let begun = std::time::Instant::now();
+    ours.take_back();
+    assert!(begun.elapsed() < LINGER / 2, "{:?}", begun.elapsed());
+    assert!(ours.has_ended() && way.under_way() == 0 && ours.returned() >= loan);
 }
 
 /// A peer that falls, at many moments, while its memory and ours are on loan: see also the suite.

@@ -69,7 +69,7 @@ struct LaneState {
     lane: Box<dyn Lane>,
     reader: Reader,
     writer: Writer,
-    /// Payloads that are written and that the lane still reads, by its numbers, in their order.
+    /// Payloads that are written and that the lane still reads, with their last loans, in their order.
     lent: VecDeque<(BodyOwner, u64)>,
     marks: LaneMarks,
     goodbye_said: bool,
@@ -82,7 +82,7 @@ struct LaneState {
 impl LaneState {
     /// Whether the lane has done with the first of the payloads that it reads.
     fn has_returned(&mut self) -> bool {
-        self.lent.front().is_some_and(|&(_, number)| self.lane.returned() >= number)
+        self.lent.front().is_some_and(|&(_, loan)| self.lane.returned() >= loan)
     }
 }
 
@@ -161,8 +161,8 @@ impl StreamEndpoint {
                     Ok((count, owner)) => {
                         written += count;
                         match owner {
-                            Some((owner, number)) if number > 0 => lane.lent.push_back((owner, number)),
-                            Some((owner, _)) => self.core.finish_body(owner),
+                            Some((owner, Some(loan))) => lane.lent.push_back((owner, loan)),
+                            Some((owner, None)) => self.core.finish_body(owner),
                             None => {}
                         }
                     }

@@ -18,8 +18,8 @@ struct Body {
     done: usize,
     length: usize,
     owner: BodyOwner,
-    /// The lane's number of what it was lent of this last; 0 if nothing was.
-    lent: u64,
+    /// The lane's last loan of it.
+    loan: Option<u64>,
 }
 
 enum BodyBytes {
@@ -61,12 +61,12 @@ impl Writer {
     pub fn stage_body(&mut self, header: &Header, bytes: Source, length: usize, owner: BodyOwner) {
         debug_assert!(self.body.is_none());
         self.stage(header, &[]);
-        self.body = Some(Body { bytes: BodyBytes::Lent(bytes), done: 0, length, owner, lent: 0 });
+        self.body = Some(Body { bytes: BodyBytes::Lent(bytes), done: 0, length, owner, loan: None });
     }
 
     /// Writes what fits. Returns how many bytes that was, and, once everything is written, whose payload it was, and the
-    /// number under which the lane has it on loan (0: it has not).
-    pub fn write(&mut self, lane: &mut dyn Lane) -> Result<(usize, Option<(BodyOwner, u64)>), LaneError> {
+    /// loan with which the lane has done with it, if it goes on reading.
+    pub fn write(&mut self, lane: &mut dyn Lane) -> Result<(usize, Option<(BodyOwner, Option<u64>)>), LaneError> {
         let head = self.staged.get(self.staged_done..).unwrap_or(&[]);
         let body: &[u8] = match &self.body {
             None => &[],
@@ -81,30 +81,27 @@ impl Writer {
             },
         };
         let offered = head.len() + body.len();
-        let before = lane.lent();
         let is_lent = matches!(&self.body, Some(Body { bytes: BodyBytes::Lent(_), .. })) && !body.is_empty();
-        let written = if is_lent {
+        let (written, loan) = if is_lent {
             // SAFETY: as above; and the send is complete, or its memory given back by `cancel` or at the end, only when the
-            // lane has returned what it was lent, or it was taken back (`StreamEndpoint`).
+            // lane has returned the loan, or it was taken back (`StreamEndpoint`).
             unsafe { lane.write_lent(head, body)? }
         } else {
-            lane.write(head, body)?
+            (lane.write(head, body)?, None)
         };
         let written = written.min(offered);
         let from_head = written.min(head.len());
         self.staged_done += from_head;
         if let Some(body) = &mut self.body {
             body.done += written - from_head;
-            if lane.lent() != before {
-                body.lent = lane.lent();
-            }
+            body.loan = loan.or(body.loan);
         }
         if written < offered {
             return Ok((written, None));
         }
         self.staged.clear();
         self.staged_done = 0;
-        let owner = self.body.take().map(|body| (body.owner, body.lent)).filter(|(owner, _)| owner.send != NONE);
+        let owner = self.body.take().map(|body| (body.owner, body.loan)).filter(|(owner, _)| owner.send != NONE);
         Ok((written, owner))
     }
 
