@@ -451,8 +451,8 @@ caught_by --lib sys::fork::tests::a_number_that_is_not_open_yet_is_taken_all_the
 
 bug frees-what-is-read 'a send is told as complete while the adapter reads from its memory'
 change src/transport/stream/mod.rs \
-    'Some((owner, Some(loan))) => lane.lent.push_back((owner, loan)),' \
-    'Some((owner, Some(_))) => self.core.finish_body(owner),'
+    'Some(Written { owner, loan: Some(loan) }) => lane.lent.push_back((owner, loan)),' \
+    'Some(Written { owner, loan: Some(_) }) => self.core.finish_body(owner),'
 caught_by --lib transport::rdma::tests::memory_is_on_loan_until_the_adapter_has_done_with_it
 
 bug gives-up-what-is-read 'a call that is given up does not wait until the adapter has done with its memory'

@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 use self::core::Core;
 use self::reader::{Reader, Sink, Stop};
-use self::writer::{BodyOwner, Writer};
+use self::writer::{BodyOwner, Writer, Written};
 use super::board::Neighbour;
 use super::{Endpoint, Event, Lane, LaneError, Notice, RecvRequest, SendRequest};
 use crate::types::{Generation, Tag, TransportKind};
@@ -158,11 +158,11 @@ impl StreamEndpoint {
                 }
                 match lane.writer.write(lane.lane.as_mut()) {
                     Ok((0, _)) => break,
-                    Ok((count, owner)) => {
+                    Ok((count, body)) => {
                         written += count;
-                        match owner {
-                            Some((owner, Some(loan))) => lane.lent.push_back((owner, loan)),
-                            Some((owner, None)) => self.core.finish_body(owner),
+                        match body {
+                            Some(Written { owner, loan: Some(loan) }) => lane.lent.push_back((owner, loan)),
+                            Some(Written { owner, loan: None }) => self.core.finish_body(owner),
                             None => {}
                         }
                     }

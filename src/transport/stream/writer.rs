@@ -36,6 +36,13 @@ pub(super) struct BodyOwner {
     pub segment: bool,
 }
 
+/// A payload that is written.
+pub(super) struct Written {
+    pub owner: BodyOwner,
+    /// The loan with which the lane has done with it, if it goes on reading.
+    pub loan: Option<u64>,
+}
+
 impl Writer {
     pub fn is_empty(&self) -> bool {
         self.staged.is_empty() && self.body.is_none()
@@ -64,9 +71,8 @@ impl Writer {
         self.body = Some(Body { bytes: BodyBytes::Lent(bytes), done: 0, length, owner, loan: None });
     }
 
-    /// Writes what fits. Returns how many bytes that was, and, once everything is written, whose payload it was, and the
-    /// loan with which the lane has done with it, if it goes on reading.
-    pub fn write(&mut self, lane: &mut dyn Lane) -> Result<(usize, Option<(BodyOwner, Option<u64>)>), LaneError> {
+    /// Writes what fits. Returns how many bytes that was, and the payload once everything is written.
+    pub fn write(&mut self, lane: &mut dyn Lane) -> Result<(usize, Option<Written>), LaneError> {
         let head = self.staged.get(self.staged_done..).unwrap_or(&[]);
         let body: &[u8] = match &self.body {
             None => &[],
@@ -101,8 +107,8 @@ impl Writer {
         }
         self.staged.clear();
         self.staged_done = 0;
-        let owner = self.body.take().map(|body| (body.owner, body.loan)).filter(|(owner, _)| owner.send != NONE);
-        Ok((written, owner))
+        let body = self.body.take().filter(|body| body.owner.send != NONE);
+        Ok((written, body.map(|Body { owner, loan, .. }| Written { owner, loan })))
     }
 
     /// The send whose payload is being written.
