@@ -7,6 +7,8 @@ use super::*;
 use crate::transport::conformance::{Carrier, Memory};
 use crate::transport::lane::{Lane, LaneError};
 use crate::transport::listen::ListenConfig;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::sync::Once;
 
 fn bind(rdma: RdmaUse) -> Listeners {
@@ -247,6 +249,57 @@ fn memory_of_comm_alloc_is_read_where_it_is() {
     for misalignment in [0, 1, 63] {
         assert!(is_read_in_place(&members, &mut ends, misalignment, 5 + misalignment as u64), "it was copied");
     }
+}
+
+/// As in a process without privileges: from here on this thread, and those that it starts, lock memory within the limit.
+/// They must open the device after that: it serves only whom it was opened by.
+fn give_up_privileges() {
+    let held = capabilities(None).unwrap();
+    let effective = held.effective.difference(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, CapabilitySets { effective, ..held }).unwrap();
+}
+
+/// Until this is dropped, no more memory can be locked than is now.
+struct NothingMoreIsLocked(Option<u64>);
+
+impl NothingMoreIsLocked {
+    fn new() -> Self {
+        let before = getrlimit(Resource::Memlock);
+        // Less than the rings that are locked already.
+        setrlimit(Resource::Memlock, Rlimit { current: Some(64 << 10), ..before }).unwrap();
+        Self(before.current)
+    }
+}
+
+impl Drop for NothingMoreIsLocked {
+    fn drop(&mut self) {
+        setrlimit(Resource::Memlock, Rlimit { current: self.0, ..getrlimit(Resource::Memlock) }).unwrap();
+    }
+}
+
+/// Then it is copied, which is said once.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn where_no_more_memory_may_be_locked_it_is_copied() {
+    let check = || {
+        give_up_privileges();
+        let members = members([demanded(), demanded()], [TransportPolicy::Rdma; 2]);
+        let mut ends = [members[0].lanes().1, members[1].lanes().1];
+        warnings();
+        let limit = NothingMoreIsLocked::new();
+        for seed in 1..4 {
+            assert!(!is_read_in_place(&members, &mut ends, 0, seed), "it was registered beyond the limit");
+        }
+        drop(limit);
+        let said = warnings();
+        let [line] = said.as_slice() else { panic!("{said:#?}") };
+        for what in ["rxe0", "It is copied", "of this process is 65536 bytes", "ulimit -l unlimited"] {
+            assert!(line.contains(what), "{what} is not in {line}");
+        }
+        // That one was refused is forgotten with its memory.
+        assert!(is_read_in_place(&members, &mut ends, 0, 4), "it was copied");
+    };
+    std::thread::scope(|scope| scope.spawn(check).join().unwrap());
 }
 
 #[test]
