@@ -29,6 +29,9 @@ pub(super) struct World {
     operations: AtomicU64,
     bytes: AtomicU64,
     waited_ns: AtomicU64,
+    /// NCCL's communicator of all members, which the next view's is made of.
+    #[cfg(feature = "nccl")]
+    pub nccl: std::sync::Arc<super::device::NcclPlace>,
 }
 
 /// One in so many short operations is timed.
@@ -55,6 +58,8 @@ impl World {
             operations: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
+            #[cfg(feature = "nccl")]
+            nccl: std::sync::Arc::default(),
         }
     }
 

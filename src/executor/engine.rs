@@ -417,6 +417,12 @@ impl Engine {
         state.core.refusal(communicator, call)
     }
 
+    /// Whether the view of a communicator is over, or about to be.
+    #[cfg(feature = "nccl")]
+    pub fn is_over(&self, communicator: CommunicatorId) -> bool {
+        self.shared.lock().core.is_over(communicator).is_some()
+    }
+
     /// The carrier to each peer that is connected.
     pub fn links(&self) -> Vec<(usize, TransportKind)> {
         self.shared.lock().core.links()

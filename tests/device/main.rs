@@ -5,8 +5,14 @@
 
 mod arithmetic;
 mod bench;
+#[cfg(feature = "nccl")]
+mod elastic;
 mod failures;
 mod harness;
+#[cfg(feature = "nccl")]
+#[path = "../elastic/support.rs"]
+#[allow(dead_code, reason = "the jobs of other tests can more")]
+mod job;
 mod matrix;
 #[path = "../kernels/memory.rs"]
 #[allow(dead_code, reason = "arrays with guards are for kernels that are called")]
@@ -37,6 +43,8 @@ fn scenario() {
         "calls" => failures::calls(),
         "nccl" => {}
         name if name.starts_with("nvrtc ") => {}
+        #[cfg(feature = "nccl")]
+        "nccl-elastic" => elastic::inside(),
         #[cfg(feature = "nccl")]
         other if other.starts_with("nccl-") => over_nccl::inside(other),
         other if other.starts_with("staged-") => staged::inside(other),

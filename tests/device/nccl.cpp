@@ -5,7 +5,8 @@
 //
 // PHALANX_TEST_NCCL_VERSION=CODE               the version; 22703 if not set.
 // PHALANX_TEST_NCCL_FAIL=FUNCTION:N:CODE:RANK  the N-th call of FUNCTION on RANK, counted from 1, gives CODE.
-// PHALANX_TEST_NCCL_HANG=N:RANK                the N-th collective of RANK does not end on its device.
+// PHALANX_TEST_NCCL_HANG=N:RANK                the N-th collective of RANK does not end on its device, once.
+// PHALANX_TEST_NCCL_NOTICES=1                  work that waits for a rank which has given up makes ncclRemoteError.
 // phx_nccl_calls(FUNCTION)                     how often FUNCTION was called, by all ranks.
 // phx_nccl_live()                              how many communicators there are.
 #include <atomic>
@@ -27,7 +28,7 @@
 extern "C" void phx_stand_in_put(void *stream, void (*what)(void *), void *with);
 extern "C" int phx_stand_in_device();
 
-enum Code { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+enum Code { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 enum { SUM, PRODUCT, MAX, MIN, AVERAGE };
 constexpr int POLLS = 3; // in progress for so many
 
@@ -48,17 +49,21 @@ struct Meeting { // one collective, of all ranks
     std::vector<std::vector<std::vector<char>>> inputs; // by rank, then by whom they are for
 };
 struct World {
+    std::string name;
     std::mutex lock;
     std::condition_variable changed;
     int size = 0;
     std::map<int, int> devices; // by rank
     std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
+    int finalized = 0, gone = 0;
 };
 struct Comm {
     std::shared_ptr<World> world;
     int rank, polls = POLLS;
-    bool started = false, aborted = false;
+    bool started = false, aborted = false, finalized = false, revoked = false;
     uint64_t next = 0;
+    std::shared_ptr<Comm> child; // that is being made of it,
+    Comm **made = nullptr;       // and where it is told when it is
     int running = 0; // on streams
     std::deque<std::pair<void *, std::function<void()> *>> waiting;
 };
@@ -162,8 +167,9 @@ static void meet(Comm *comm, uint64_t number, const Call &call, const Bring &bri
         std::unique_lock<std::mutex> hold(world.lock);
         long hanging;
         int whose;
+        static std::atomic<bool> hung{false};
         bool hangs = wish && std::sscanf(wish, "%ld:%d", &hanging, &whose) == 2 && whose == comm->rank
-            && hanging == (long)number + 1;
+            && hanging == (long)number + 1 && !hung.exchange(true);
         if (hangs) world.changed.wait(hold, [&] { return comm->aborted; });
         auto &place = world.meetings[number];
         if (!place) {
@@ -194,7 +200,7 @@ static void meet(Comm *comm, uint64_t number, const Call &call, const Bring &bri
 }
 
 static int begin(Comm *comm, void *stream, Call call, Bring bring, Take take) {
-    if (!comm->started || comm->aborted) return INVALID_USAGE;
+    if (!comm->started || comm->aborted || comm->revoked || comm->finalized) return INVALID_USAGE;
     uint64_t number = comm->next++;
     auto *work = new std::function<void()>([=] { meet(comm, number, call, bring, take); });
     comm->waiting.emplace_back(stream, work);
@@ -222,35 +228,105 @@ CALL(ncclGetUniqueId)(Id *id) {
 }
 extern "C" const char *ncclGetErrorString(int) { return "an error of the stand-in"; }
 extern "C" const char *ncclGetLastError(void *) { return "the stand-in was asked to fail"; }
-CALL(ncclCommInitRankConfig)(Comm **made, int size, Id id, int rank, Config *config) {
-    *made = nullptr;
-    COUNT(rank);
-    if (config->magic != 0xcafebeef || config->blocking != 0 || phx_stand_in_device() < 0) return INVALID_ARGUMENT;
+// A communicator of `world`, which begins when as many are there. Of a child the parent says when that is.
+static std::shared_ptr<Comm> enter(const std::string &name, int size, int rank) {
     std::lock_guard<std::mutex> hold(global);
-    std::shared_ptr<World> &world = worlds[std::string(id.bytes, sizeof id.bytes)];
+    std::shared_ptr<World> &world = worlds[name];
     if (!world) world = std::make_shared<World>();
     auto comm = std::make_shared<Comm>();
     comm->world = world;
     comm->rank = rank;
     comms[comm.get()] = comm;
-    *made = comm.get();
     std::lock_guard<std::mutex> inside(world->lock);
+    world->name = name;
     world->size = size;
     world->devices[rank] = phx_stand_in_device();
+    return comm;
+}
+static bool is_wrong(Config *config) {
+    return config->magic != 0xcafebeef || config->blocking != 0 || phx_stand_in_device() < 0;
+}
+CALL(ncclCommInitRankConfig)(Comm **made, int size, Id id, int rank, Config *config) {
+    *made = nullptr;
+    COUNT(rank);
+    if (is_wrong(config)) return INVALID_ARGUMENT;
+    *made = enter(std::string(id.bytes, sizeof id.bytes), size, rank).get();
+    return IN_PROGRESS;
+}
+// Of what waits for others or is not needed any more nothing can be made.
+static bool is_busy(Comm *comm) {
+    std::lock_guard<std::mutex> hold(comm->world->lock);
+    return !comm->started || comm->aborted || comm->finalized || comm->running > 0 || !comm->waiting.empty();
+}
+// As the library does, the child is told only when it is made, and it is the parent that is asked about it.
+CALL(ncclCommShrink)(Comm *comm, int *without, int count, Comm **made, Config *config, int) {
+    *made = nullptr;
+    COUNT(comm->rank);
+    if (is_wrong(config) || is_busy(comm) || count < 1) return INVALID_ARGUMENT;
+    std::string name = comm->world->name + " without";
+    int rank = comm->rank;
+    for (int index = 0; index < count; index++) {
+        if (without[index] == comm->rank) return INVALID_ARGUMENT;
+        name += " " + std::to_string(without[index]);
+        rank -= without[index] < comm->rank;
+    }
+    comm->child = enter(name, comm->world->size - count, rank);
+    comm->made = made;
+    comm->polls = POLLS;
+    return IN_PROGRESS;
+}
+CALL(ncclCommGetUniqueId)(Comm *comm, Id *id) {
+    COUNT(comm->rank);
+    if (is_busy(comm) || comm->revoked) return INVALID_USAGE;
+    std::memset(id->bytes, 0, sizeof id->bytes);
+    std::snprintf(id->bytes, sizeof id->bytes, "%.100s and more", comm->world->name.c_str());
+    return SUCCESS;
+}
+// Here the child is told at once, and asked about itself. All ranks of the parent must take part.
+CALL(ncclCommGrow)(Comm *comm, int size, const Id *id, int rank, Comm **made, Config *config) {
+    *made = nullptr;
+    COUNT(comm ? comm->rank : rank);
+    if (is_wrong(config)) return INVALID_ARGUMENT;
+    if (!comm && (!id || rank < 0 || rank >= size)) return INVALID_ARGUMENT;
+    if (comm && (is_busy(comm) || comm->revoked || rank != -1 || size <= comm->world->size)) return INVALID_ARGUMENT;
+    if (comm && (comm->rank == 0) != (id != nullptr)) return INVALID_ARGUMENT;
+    Id own;
+    if (comm) std::snprintf(own.bytes, sizeof own.bytes, "%.100s and more", comm->world->name.c_str());
+    *made = enter(comm ? own.bytes : id->bytes, size, comm ? comm->rank : rank).get();
     return IN_PROGRESS;
 }
 CALL(ncclCommGetAsyncError)(Comm *comm, int *state) {
+    static const bool notices = std::getenv("PHALANX_TEST_NCCL_NOTICES");
     *state = SUCCESS;
     if (int code = count_call(__func__, comm->rank)) {
         *state = code;
         return SUCCESS;
     }
+    World &child = comm->child ? *comm->child->world : *comm->world;
+    bool is_short;
+    {
+        std::lock_guard<std::mutex> hold(child.lock);
+        is_short = (!comm->started || comm->child) && (int)child.devices.size() < child.size;
+    }
     std::unique_lock<std::mutex> hold(comm->world->lock);
-    bool is_short = !comm->started && (int)comm->world->devices.size() < comm->world->size;
-    if (is_short || comm->polls > 0) {
-        if (!is_short) comm->polls--;
+    // The ranks of a host wait for each other.
+    bool is_ending = comm->finalized && comm->world->finalized < comm->world->size;
+    bool is_stopping = comm->revoked && comm->running > 0;
+    if (is_short || is_ending || is_stopping || comm->polls > 0) {
+        if (!is_short && !is_ending) comm->polls--;
         *state = IN_PROGRESS;
         return SUCCESS;
+    }
+    if (comm->revoked) comm->aborted = false;
+    if (notices && comm->world->gone > 0 && comm->running > 0) {
+        *state = REMOTE_ERROR;
+        return SUCCESS;
+    }
+    if (comm->child) {
+        comm->child->started = true;
+        comm->child->polls = 0;
+        *comm->made = comm->child.get();
+        comm->child.reset();
     }
     if (!comm->started) {
         std::set<int> different;
@@ -264,17 +340,38 @@ CALL(ncclCommGetAsyncError)(Comm *comm, int *state) {
     }
     return SUCCESS;
 }
-CALL(ncclCommFinalize)(Comm *comm) { COUNT(comm->rank); comm->polls = POLLS; return IN_PROGRESS; }
+CALL(ncclCommFinalize)(Comm *comm) {
+    COUNT(comm->rank);
+    if (comm->revoked) return INVALID_USAGE;
+    std::lock_guard<std::mutex> hold(comm->world->lock);
+    comm->finalized = true;
+    comm->world->finalized++;
+    comm->polls = POLLS;
+    return IN_PROGRESS;
+}
+// Ends what is in flight.
+static void stop(Comm *comm, bool waits) {
+    std::unique_lock<std::mutex> hold(comm->world->lock);
+    comm->aborted = true;
+    if (!comm->finalized) comm->world->gone++;
+    comm->world->changed.notify_all();
+    if (waits) comm->world->changed.wait(hold, [&] { return comm->running == 0; });
+    for (auto &[stream, work] : comm->waiting) delete work;
+    comm->waiting.clear();
+}
+CALL(ncclCommRevoke)(Comm *comm, int flags) {
+    COUNT(comm->rank);
+    if (flags != 0 || comm->revoked || comm->finalized) return INVALID_ARGUMENT;
+    stop(comm, false);
+    comm->revoked = true;
+    comm->polls = POLLS;
+    return IN_PROGRESS;
+}
 CALL(ncclCommAbort)(Comm *comm) {
     count_call(__func__, comm->rank);
-    {
-        std::unique_lock<std::mutex> hold(comm->world->lock);
-        comm->aborted = true;
-        comm->world->changed.notify_all();
-        comm->world->changed.wait(hold, [&] { return comm->running == 0; });
-        for (auto &[stream, work] : comm->waiting) delete work;
-    }
+    stop(comm, true);
     std::lock_guard<std::mutex> hold(global);
+    if (comm->child) comms.erase(comm->child.get()); // it was not made yet
     comms.erase(comm);
     return SUCCESS;
 }

@@ -64,7 +64,7 @@ fn inside() {
     };
     let version = library.version();
     assert_eq!((version.major, version.minor), (define("NCCL_MAJOR"), define("NCCL_MINOR")));
-    assert_eq!(library.abilities(), Abilities { shrinks: true, grows: true });
+    assert_eq!(library.abilities(), Abilities { shrinks: true, grows: true, revokes: true });
     // The configuration only grows at its end.
     let start = header.find("typedef struct ncclConfig_v").expect("the configuration");
     let body = header[start..].split_once('{').and_then(|(_, rest)| rest.split_once('}')).expect("its fields").0;

@@ -53,21 +53,21 @@ fn start_with(scenario: &str, variables: &[(&str, &str)]) -> Option<Output> {
     start(scenario, &all)
 }
 
-fn run_with(scenario: &str, variables: &[(&str, &str)]) {
+pub fn run_with(scenario: &str, variables: &[(&str, &str)]) {
     if let Some(output) = start_with(scenario, variables) {
         assert!(output.status.success(), "{variables:?}: {}", text(&output));
     }
 }
 
 /// The stand-in's own functions.
-struct Nccl(Library);
+pub struct Nccl(Library);
 
 impl Nccl {
-    fn open() -> Self {
+    pub fn open() -> Self {
         Self(library("libnccl.so.2"))
     }
 
-    fn calls(&self, function: &str) -> i64 {
+    pub fn calls(&self, function: &str) -> i64 {
         let name = CString::new(function).expect("a name");
         type Count = unsafe extern "C" fn(*const c_char) -> c_long;
         // SAFETY: the stand-in gives the function this type.
@@ -77,7 +77,7 @@ impl Nccl {
     }
 
     /// That nothing is left of NCCL and of the device.
-    fn is_clean(&self) {
+    pub fn is_clean(&self) {
         // SAFETY: the stand-in gives the function this type.
         let live = unsafe { self.0.function::<unsafe extern "C" fn() -> c_long>("phx_nccl_live\0") };
         // SAFETY: as above.
@@ -92,7 +92,7 @@ fn on_ranks<R: Send>(size: usize, body: impl Fn(Communicator, Stream) -> R + Syn
 }
 
 /// An allreduce of `count` floats whose sum is known.
-fn sum_is_right(comm: &Communicator, stream: &Stream, count: usize) {
+pub fn sum_is_right(comm: &Communicator, stream: &Stream, count: usize) {
     let mut data = buffer(stream, &vec![comm.rank() as f32 + 1.0; count]);
     comm.allreduce_device(&mut data, ReduceOp::Sum, stream).expect("a call");
     let sum = (comm.size() * (comm.size() + 1) / 2) as f32;

@@ -14,7 +14,10 @@ use super::worker::{Failure, Job};
 pub(super) const TEXT_BYTES: usize = 400;
 
 /// Bytes of a record.
-const RECORD_BYTES: usize = 2 + 12 + 12 + 16 + 2 + TEXT_BYTES;
+const RECORD_BYTES: usize = 2 + 12 + 12 + 16 + 17 + 2 + TEXT_BYTES;
+
+/// Where in a record the text begins.
+const TEXT_AT: usize = RECORD_BYTES - 2 - TEXT_BYTES;
 
 /// What carries calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +39,33 @@ pub(super) enum OverPeersWish {
     Insists,
 }
 
+/// A communicator of NCCL's from an earlier view, on a rank that has it still and can make another of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Heir {
+    /// Which communicator: the same number on each of its ranks.
+    pub lineage: u64,
+    /// This rank in it.
+    pub rank: u32,
+    /// The number of its ranks.
+    pub size: u32,
+}
+
+/// NCCL on a rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HasNccl {
+    pub version: [u32; 3],
+    /// What it can beside the collectives; a bit for each.
+    pub abilities: u8,
+}
+
 /// What a rank has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     wish: DeviceCollectives,
     device: DeviceIdentity,
-    /// NCCL's version, or why it cannot be used.
-    nccl: Result<[u32; 3], String>,
+    /// NCCL, or why it cannot be used.
+    nccl: Result<HasNccl, String>,
+    heir: Option<Heir>,
 }
 
 /// What all ranks agreed on.
@@ -55,6 +78,9 @@ pub(super) struct Agreed {
     pub peers: OverPeersWish,
     /// Why it is not NCCL, if nobody wished that.
     pub why_not: Option<String>,
+    /// What each rank has of an earlier view's NCCL, and what the libraries of all of them can.
+    pub heirs: Vec<Option<Heir>>,
+    pub abilities: u8,
 }
 
 impl Agreed {
@@ -69,9 +95,9 @@ impl Agreed {
 }
 
 /// Tells the other ranks what this one has, and decides.
-pub(super) fn agree(job: &Job, nccl: impl FnOnce() -> Result<[u32; 3]>) -> Result<Agreed, Failure> {
+pub(super) fn agree(job: &Job, nccl: impl FnOnce() -> Result<HasNccl>, heir: Option<Heir>) -> Result<Agreed, Failure> {
     let wish = settings(&Variables::of_process())?.device_collectives;
-    let own = Record::of(&job.device, wish, nccl).encode();
+    let own = Record { heir, ..Record::of(&job.device, wish, nccl) }.encode();
     let size = job.communicator.size();
     let mut all = vec![0; own.len() * size];
     job.tell(Call::allgather(DataType::U8, own.len()), 1, &own, &mut all)?;
@@ -81,15 +107,15 @@ pub(super) fn agree(job: &Job, nccl: impl FnOnce() -> Result<[u32; 3]>) -> Resul
 }
 
 impl Record {
-    fn of(device: &Device, wish: DeviceCollectives, nccl: impl FnOnce() -> Result<[u32; 3]>) -> Self {
+    fn of(device: &Device, wish: DeviceCollectives, nccl: impl FnOnce() -> Result<HasNccl>) -> Self {
         if matches!(wish, DeviceCollectives::Staged | DeviceCollectives::Peer) {
             // Nothing is loaded that is not wanted.
-            return Self { wish, device: DeviceIdentity::default(), nccl: Err("not wanted".into()) };
+            return Self { wish, device: DeviceIdentity::default(), nccl: Err("not wanted".into()), heir: None };
         }
         let identity = device.identity();
         let known = identity.clone().unwrap_or_default();
         let nccl = identity.and_then(|_| nccl()).map_err(|error| error.to_string());
-        Self { wish, device: known, nccl }
+        Self { wish, device: known, nccl, heir: None }
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -100,9 +126,14 @@ impl Record {
             DeviceCollectives::Peer => 3,
         };
         let mut bytes = vec![wish, u8::from(self.nccl.is_ok())];
-        let version = self.nccl.as_ref().copied().unwrap_or_default();
-        version.iter().chain(&self.device.place).for_each(|number| bytes.extend(number.to_le_bytes()));
+        let nccl = self.nccl.as_ref().copied().unwrap_or_default();
+        nccl.version.iter().chain(&self.device.place).for_each(|number| bytes.extend(number.to_le_bytes()));
         bytes.extend(self.device.uuid);
+        // Nothing is of a communicator without ranks.
+        let heir = self.heir.unwrap_or(Heir { lineage: 0, rank: 0, size: 0 });
+        bytes.push(nccl.abilities);
+        bytes.extend(heir.lineage.to_le_bytes());
+        [heir.rank, heir.size].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
         bytes.extend(encode_text(self.nccl.as_ref().err().map_or("", String::as_str)));
         bytes
     }
@@ -116,14 +147,20 @@ impl Record {
             3 => DeviceCollectives::Peer,
             _ => return None,
         };
-        let numbers = |from: usize| {
+        fn numbers<const COUNT: usize>(bytes: &[u8; RECORD_BYTES], from: usize) -> [u32; COUNT] {
             std::array::from_fn(|number| {
                 u32::from_le_bytes(std::array::from_fn(|byte| bytes[from + 4 * number + byte]))
             })
-        };
+        }
         let uuid = std::array::from_fn(|byte| bytes[26 + byte]);
-        let nccl = if bytes[1] == 1 { Ok(numbers(2)) } else { Err(decode_text(&bytes[42..])) };
-        Some(Self { wish, device: DeviceIdentity { place: numbers(14), uuid }, nccl })
+        let nccl = match bytes[1] {
+            1 => Ok(HasNccl { version: numbers(bytes, 2), abilities: bytes[42] }),
+            _ => Err(decode_text(&bytes[TEXT_AT..])),
+        };
+        let lineage = u64::from_le_bytes(std::array::from_fn(|byte| bytes[43 + byte]));
+        let [rank, size] = numbers(bytes, 51);
+        let heir = (size > 0).then_some(Heir { lineage, rank, size });
+        Some(Self { wish, device: DeviceIdentity { place: numbers(bytes, 14), uuid }, nccl, heir })
     }
 }
 
@@ -163,7 +200,14 @@ pub(super) fn decide(records: &[Record], hosts: &[usize]) -> Result<Agreed> {
             "set it alike on all ranks",
         ));
     }
-    let staged = |why_not, peers| Agreed { carrier: Carrier::Staged, insists: false, peers, why_not };
+    let staged = |why_not, peers| Agreed {
+        carrier: Carrier::Staged,
+        insists: false,
+        peers,
+        why_not,
+        heirs: Vec::new(),
+        abilities: 0,
+    };
     let [(_, insisting), (_, by_peers), (_, refusing)] = wishes;
     if !refusing.is_empty() {
         return Ok(staged(None, OverPeersWish::No));
@@ -174,7 +218,14 @@ pub(super) fn decide(records: &[Record], hosts: &[usize]) -> Result<Agreed> {
     let insists = !insisting.is_empty();
     let peers = if insists { OverPeersWish::No } else { OverPeersWish::WherePossible };
     match obstacle(records, hosts) {
-        None => Ok(Agreed { carrier: Carrier::Nccl, insists, peers, why_not: None }),
+        None => Ok(Agreed {
+            carrier: Carrier::Nccl,
+            insists,
+            peers,
+            why_not: None,
+            heirs: records.iter().map(|record| record.heir).collect(),
+            abilities: records.iter().flat_map(|record| &record.nccl).fold(!0, |all, nccl| all & nccl.abilities),
+        }),
         Some(why) if insists => Err(Error::environment(
             format_args!("{name} is nccl on {}, but NCCL cannot be used: {why}", ranks(&insisting)),
             format_args!("mend that, or set {name} to auto"),
@@ -190,8 +241,8 @@ fn obstacle(records: &[Record], hosts: &[usize]) -> Option<String> {
         return Some(format!("{} cannot: {reason}", ranks(&lacking)));
     }
     let version =
-        |rank: usize| records[rank].nccl.as_ref().map(|version| version.map(|part| part.to_string()).join("."));
-    if let Some(other) = (1..records.len()).find(|&rank| records[rank].nccl != records[0].nccl)
+        |rank: usize| records[rank].nccl.as_ref().map(|nccl| nccl.version.map(|part| part.to_string()).join("."));
+    if let Some(other) = (1..records.len()).find(|&rank| version(rank) != version(0))
         && let (Ok(first), Ok(second)) = (version(0), version(other))
     {
         return Some(format!("rank 0 has version {first}, rank {other} has {second}"));
@@ -225,7 +276,8 @@ mod tests {
     fn record(wish: DeviceCollectives, number: u32) -> Record {
         let mut uuid = [0; 16];
         uuid[0] = number as u8 + 1;
-        Record { wish, device: DeviceIdentity { place: [0, number, 0], uuid }, nccl: Ok([2, 27, 3]) }
+        let nccl = Ok(HasNccl { version: [2, 27, 3], abilities: 3 });
+        Record { wish, device: DeviceIdentity { place: [0, number, 0], uuid }, nccl, heir: None }
     }
 
     fn four(wish: DeviceCollectives) -> Vec<Record> {
@@ -249,11 +301,21 @@ mod tests {
     #[test]
     fn nccl_is_chosen_where_every_rank_has_it_and_a_device_of_its_own() {
         let agreed = decide(&four(DeviceCollectives::Auto), &ONE_HOST).unwrap();
-        assert_eq!(
-            agreed,
-            Agreed { carrier: Carrier::Nccl, insists: false, peers: OverPeersWish::WherePossible, why_not: None }
-        );
+        let expected = Agreed {
+            carrier: Carrier::Nccl,
+            insists: false,
+            peers: OverPeersWish::WherePossible,
+            why_not: None,
+            heirs: vec![None; 4],
+            abilities: 3,
+        };
+        assert_eq!(agreed, expected);
         let mut records = four(DeviceCollectives::Auto);
+        let heir = Some(Heir { lineage: 7, rank: 2, size: 5 });
+        records[1].heir = heir;
+        records[2].nccl = Ok(HasNccl { version: [2, 27, 3], abilities: 1 });
+        let agreed = decide(&records, &ONE_HOST).unwrap();
+        assert_eq!((agreed.heirs, agreed.abilities), (vec![None, heir, None, None], 1), "what all of them can");
         records[2].wish = DeviceCollectives::Nccl;
         assert!(decide(&records, &ONE_HOST).unwrap().insists, "one rank's wish is enough");
         // The same place on two hosts is two devices.
@@ -269,7 +331,7 @@ mod tests {
         records[3].nccl = Err("NCCL 2.17.1 is too old".into());
         assert_eq!(why_not(&records, &ONE_HOST), "ranks 2, 3 cannot: NCCL was not found");
         let mut records = four(DeviceCollectives::Auto);
-        records[3].nccl = Ok([2, 30, 1]);
+        records[3].nccl = Ok(HasNccl { version: [2, 30, 1], abilities: 3 });
         assert_eq!(why_not(&records, &ONE_HOST), "rank 0 has version 2.27.3, rank 3 has 2.30.1");
         let mut records = four(DeviceCollectives::Auto);
         records[3].device.place = records[1].device.place;
@@ -288,8 +350,8 @@ mod tests {
         records[1].wish = DeviceCollectives::Staged;
         let agreed = decide(&records, &ONE_HOST).unwrap();
         assert_eq!(
-            agreed,
-            Agreed { carrier: Carrier::Staged, insists: false, peers: OverPeersWish::No, why_not: None }
+            (agreed.carrier, agreed.peers, agreed.insists, agreed.why_not),
+            (Carrier::Staged, OverPeersWish::No, false, None)
         );
         records[3].wish = DeviceCollectives::Nccl;
         let text = decide(&records, &ONE_HOST).unwrap_err().to_string();
@@ -307,12 +369,16 @@ mod tests {
     fn a_record_survives_the_way_and_nonsense_is_no_record() {
         for record in [
             record(DeviceCollectives::Nccl, 7),
+            Record {
+                heir: Some(Heir { lineage: u64::MAX - 1, rank: 3, size: 9 }),
+                ..record(DeviceCollectives::Auto, 1)
+            },
             Record { nccl: Err("é".repeat(300)), ..record(DeviceCollectives::Auto, 0) },
         ] {
             let bytes = record.encode();
             assert_eq!(bytes.len(), RECORD_BYTES);
             let read = Record::decode(&bytes).unwrap();
-            assert_eq!((read.wish, read.device), (record.wish, record.device));
+            assert_eq!((read.wish, read.device, read.heir), (record.wish, record.device, record.heir));
             match (read.nccl, record.nccl) {
                 (Err(read), Err(whole)) => assert_eq!(read, whole[..TEXT_BYTES]),
                 (read, whole) => assert_eq!(read, whole),

@@ -20,6 +20,8 @@ mod over_nccl;
 mod over_peers;
 mod pieces;
 mod staged;
+#[cfg(feature = "nccl")]
+mod succession;
 mod waiting;
 mod worker;
 
@@ -30,6 +32,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "nccl")]
+pub(super) use self::over_nccl::NcclPlace;
 use self::worker::{Job, Outcome, Worker};
 use super::call::Call;
 use super::communicator::Communicator;
@@ -64,10 +68,11 @@ pub(super) struct DeviceCalls {
 }
 
 impl DeviceCalls {
-    fn start(communicator: Communicator) -> Result<Self> {
+    /// `is_of_all` says that the user's communicator is that of all members of its view.
+    fn start(communicator: Communicator, is_of_all: bool) -> Result<Self> {
         let (jobs, taken) = mpsc::channel();
         let (dead, carrier) = (Arc::default(), Arc::default());
-        let worker = Worker::new(taken, Arc::clone(&dead), Arc::clone(&carrier));
+        let worker = Worker::new(taken, Arc::clone(&dead), Arc::clone(&carrier), communicator.clone(), is_of_all);
         let thread = std::thread::Builder::new().name("phalanx-device".into()).spawn(|| worker.run());
         let thread = thread.map_err(|error| {
             Error::environment(format_args!("cannot start a thread: {error}"), "see the limits on threads and memory")
@@ -335,13 +340,19 @@ impl Communicator {
         if let Some(calls) = self.inner.device.get() {
             return Ok(calls);
         }
-        let calls = DeviceCalls::start(self.beneath_for_devices()?)?;
+        let calls = DeviceCalls::start(self.beneath_for_devices()?, self.inner.id.is_world())?;
         Ok(self.inner.device.get_or_init(|| calls))
     }
 
     /// Why `call`, were it the next one here, would fail, if that is known.
     fn refusal(&self, call: &Signature) -> Option<Error> {
         self.inner.world.engine.refusal(self.inner.id, call)
+    }
+
+    /// Whether its view is over.
+    #[cfg(feature = "nccl")]
+    fn is_over(&self) -> bool {
+        self.inner.world.engine.is_over(self.inner.id)
     }
 
     /// Takes the next place in the order of calls, and gives it up on every rank.

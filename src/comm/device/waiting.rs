@@ -59,6 +59,27 @@ pub(super) fn wait_until<T>(
     }
 }
 
+/// How long a rank that NCCL has failed on waits for word of the others, before it tells its own: a rank that died is known
+/// within a second.
+#[cfg(feature = "nccl")]
+const WORD_LIMIT: Duration = Duration::from_secs(1);
+
+/// Why the call fails as the others or the host's connections tell it, if they do within a moment.
+#[cfg(feature = "nccl")]
+pub(super) fn word_of_others(job: &Job) -> Option<Error> {
+    let signature = signature(job);
+    let since = Instant::now();
+    let mut polls = SPINS;
+    loop {
+        let cause = job.communicator.refusal(&signature);
+        let now = Instant::now();
+        if cause.is_some() || now.duration_since(since) > WORD_LIMIT || job.deadline.has_passed(now) {
+            return cause;
+        }
+        pause(&mut polls);
+    }
+}
+
 /// Lets others run, for longer after a while.
 pub(super) fn pause(polls: &mut usize) {
     *polls += 1;

@@ -7,15 +7,19 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(feature = "nccl")]
+use std::sync::MutexGuard;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use super::DeviceCarrier;
 use super::agreement::{self, Agreed, OverPeersWish};
 #[cfg(feature = "nccl")]
-use super::over_nccl::OverNccl;
+use super::over_nccl::{NcclPlace, OverNccl};
 use super::over_peers::OverPeers;
 use super::staged::Staged;
+#[cfg(feature = "nccl")]
+use super::succession;
 use crate::comm::call::Call;
 use crate::comm::communicator::Communicator;
 use crate::device::{Device, Event};
@@ -112,8 +116,12 @@ pub(super) struct Worker {
     /// What all ranks agreed on with the first call.
     agreed: Option<Agreed>,
     staged: Staged,
+    /// The communicator of device calls.
     #[cfg(feature = "nccl")]
-    nccl: Option<OverNccl>,
+    communicator: Communicator,
+    /// NCCL's: with the process where it is that of all members, so that the next view's can be made of it.
+    #[cfg(feature = "nccl")]
+    nccl: Arc<NcclPlace>,
     peers: Option<OverPeers>,
     /// What calls were given to keep, until the device is done with them.
     retired: VecDeque<(Arc<Event>, Box<dyn Any + Send>)>,
@@ -124,7 +132,13 @@ impl Worker {
         jobs: mpsc::Receiver<Job>,
         dead: Arc<Mutex<Option<Error>>>,
         carrier: Arc<Mutex<Option<DeviceCarrier>>>,
+        communicator: Communicator,
+        is_of_all: bool,
     ) -> Self {
+        #[cfg(feature = "nccl")]
+        let nccl = if is_of_all { communicator.inner.world.nccl.clone() } else { Arc::default() };
+        #[cfg(not(feature = "nccl"))]
+        let _ = (communicator, is_of_all);
         Self {
             jobs,
             dead,
@@ -132,7 +146,9 @@ impl Worker {
             agreed: None,
             staged: Staged::default(),
             #[cfg(feature = "nccl")]
-            nccl: None,
+            communicator,
+            #[cfg(feature = "nccl")]
+            nccl,
             peers: None,
             retired: VecDeque::new(),
         }
@@ -156,12 +172,45 @@ impl Worker {
         // What still has copies after that is lost rather than used again.
         self.settle_kept();
         #[cfg(feature = "nccl")]
-        if let Some(nccl) = self.nccl.take() {
-            nccl.end();
-        }
+        self.end_nccl();
         if let Some(peers) = self.peers.take() {
             peers.end();
         }
+    }
+
+    /// What NCCL has for this communicator: nothing from the moment on that its view is over, when the next view's
+    /// thread may take it.
+    #[cfg(feature = "nccl")]
+    fn own_nccl<'a>(&self, place: &'a NcclPlace) -> Option<MutexGuard<'a, Option<OverNccl>>> {
+        if self.communicator.is_over() {
+            return None;
+        }
+        let held = place.lock().unwrap_or_else(PoisonError::into_inner);
+        held.as_ref().is_some_and(|nccl| nccl.is_of(&self.communicator)).then_some(held)
+    }
+
+    /// When no call will come. Where the view is over, what is there stays for the next one; so that nothing here waits for
+    /// ranks that are gone.
+    #[cfg(feature = "nccl")]
+    fn end_nccl(&mut self) {
+        if let Some(mut held) = self.own_nccl(&self.nccl)
+            && let Some(nccl) = held.take()
+        {
+            nccl.end();
+        }
+    }
+
+    /// After a call that failed. `false`: the device may still be at work with its memory.
+    #[cfg(feature = "nccl")]
+    fn give_up_nccl(&mut self, cause: &Error) -> bool {
+        let mut held = self.nccl.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(nccl) = held.take_if(|nccl| nccl.is_of(&self.communicator)) else { return true };
+        if !matches!(cause, Error::ViewChanged { .. }) {
+            return nccl.give_up(cause);
+        }
+        let (left, drained) = nccl.leave(cause);
+        *held = left;
+        drained
     }
 
     /// Lets go of what the device is done with. Only here, between calls: to free device memory waits for the device,
@@ -211,7 +260,7 @@ impl Worker {
         let drained = self.staged.drain();
         self.staged.let_go();
         #[cfg(feature = "nccl")]
-        let drained = self.nccl.take().is_none_or(|nccl| nccl.give_up(&cause)) && drained;
+        let drained = self.give_up_nccl(&cause) && drained;
         let drained = self.peers.take().is_none_or(OverPeers::give_up) && drained;
         if !drained {
             std::mem::forget(job.keep.take());
@@ -227,7 +276,8 @@ impl Worker {
         let carrier = self.carrier.clone();
         let carried_by = |what| *carrier.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
         #[cfg(feature = "nccl")]
-        if let Some(nccl) = &mut self.nccl
+        if let Some(mut held) = self.own_nccl(&self.nccl)
+            && let Some(nccl) = held.as_mut()
             && let Some(collective) = nccl.carries(job)
         {
             carried_by(DeviceCarrier::Nccl);
@@ -269,20 +319,34 @@ impl Worker {
         let nccl = || {
             #[cfg(feature = "nccl")]
             {
-                let version = library.insert(crate::device::nccl::Library::load()?).version();
-                Ok([version.major, version.minor, version.patch])
+                let library = library.insert(crate::device::nccl::Library::load()?);
+                let version = library.version();
+                let abilities = succession::told(library.abilities());
+                Ok(agreement::HasNccl { version: [version.major, version.minor, version.patch], abilities })
             }
             #[cfg(not(feature = "nccl"))]
             Err(Error::environment("this build has no NCCL", "build with the feature nccl"))
         };
-        let agreed = agreement::agree(job, nccl)?;
+        #[cfg(feature = "nccl")]
+        let heir = succession::heir(job, &self.nccl)?;
+        #[cfg(not(feature = "nccl"))]
+        let heir = None;
+        let agreed = agreement::agree(job, nccl, heir)?;
         #[cfg(feature = "nccl")]
         let mut agreed = agreed;
         #[cfg(feature = "nccl")]
-        if let (agreement::Carrier::Nccl, Some(library)) = (agreed.carrier, &library) {
-            match OverNccl::start(job, library, agreed.insists)? {
-                Ok(nccl) => self.nccl = Some(nccl),
-                Err(cause) => agreed = agreed.without_nccl(cause)?,
+        {
+            let mut held = self.nccl.lock().unwrap_or_else(PoisonError::into_inner);
+            let old = held.take();
+            match (agreed.carrier, &library, old) {
+                (agreement::Carrier::Nccl, Some(library), old) => match OverNccl::start(job, library, &agreed, old)? {
+                    Ok(nccl) => *held = Some(nccl),
+                    Err(cause) => agreed = agreed.without_nccl(cause)?,
+                },
+                (_, _, Some(old)) => {
+                    old.give_up(&Error::internal("the ranks go another way in this view"));
+                }
+                _ => {}
             }
         }
         tracing::debug!(carrier = ?agreed.carrier, insists = agreed.insists, "what carries device calls");

@@ -19,12 +19,16 @@ pub trait Calls {
     fn state(&mut self, raw: Self::Raw) -> Code;
     /// Puts work on a stream.
     fn enqueue(&mut self, raw: Self::Raw, work: &Self::Work) -> Code;
-    /// Begins to make a communicator without some of the ranks, giving up what is in flight on the old one.
+    /// Begins to stop what is in flight on a communicator, which is then good for nothing but `shrink` and `abort`.
+    fn revoke(&mut self, raw: Self::Raw) -> Code;
+    /// Begins to make a communicator without some of the ranks. It is the old one that says how far that is.
     fn shrink(&mut self, raw: Self::Raw, without: &[usize]) -> Code;
-    /// Begins to make a communicator with more ranks. `raw` is what a rank has that was in the old one; `id` is given to the
+    /// What newcomers meet the ranks of a communicator by, that is to be grown next: for the first of those to give.
+    fn id_to_grow(&mut self, raw: Self::Raw) -> Result<UniqueId, Code>;
+    /// Begins to make a communicator with more ranks, which says itself how far it is. `raw` is what a rank has that was in the old one; `id` is given to the
     /// first of those and to newcomers, `rank` to newcomers.
     fn grow(&mut self, raw: Option<Self::Raw>, size: usize, id: Option<&UniqueId>, rank: Option<usize>) -> Code;
-    /// What `shrink` or `grow` has made.
+    /// What `shrink` or `grow` has made: with `grow` at once, with `shrink` when it is done.
     fn made(&mut self) -> Option<Self::Raw>;
     /// Begins to end a communicator, when all ranks have.
     fn finalize(&mut self, raw: Self::Raw) -> Code;
@@ -94,11 +98,20 @@ pub enum Progress {
 enum State<R> {
     /// Being made, from nothing.
     Starting(R),
+    /// Its successor, without some ranks, is being made of it.
+    Shrinking(R),
     /// Being made of another, which is freed afterwards; a newcomer has none.
-    Changing(Option<R>),
+    Succeeding {
+        old: Option<R>,
+        made: R,
+    },
     Ready(R),
     /// Work is being put on a stream.
     Working(R),
+    /// What is in flight is being stopped.
+    Stopping(R),
+    /// Nothing is in flight, and nothing can be: another can be made of it.
+    Stopped(R),
     Ending(R),
     Ended,
     Failed(Error),
@@ -110,6 +123,8 @@ pub struct Group<C: Calls> {
     state: State<C::Raw>,
     /// Communicators of a group that has failed, which are still to be freed.
     left: Vec<C::Raw>,
+    /// Whether one was being made then, which NCCL tells of when it is.
+    was_shrinking: bool,
     generation: Generation,
     rank: usize,
     size: usize,
@@ -137,6 +152,7 @@ where
             calls,
             state: State::Ended,
             left: Vec::new(),
+            was_shrinking: false,
             generation,
             rank,
             size,
@@ -163,8 +179,9 @@ where
         let code = calls.grow(None, change.size, Some(id), Some(change.rank));
         let mut group = Self {
             calls,
-            state: State::Changing(None),
+            state: State::Ended,
             left: Vec::new(),
+            was_shrinking: false,
             generation: change.generation,
             rank: change.rank,
             size: change.size,
@@ -172,7 +189,7 @@ where
             since: now,
             deadline,
         };
-        group.began(code);
+        group.grown(None, code);
         group
     }
 
@@ -193,7 +210,12 @@ where
 
     /// Whether there is a communicator, from which another can be made.
     pub fn is_alive(&self) -> bool {
-        matches!(self.state, State::Ready(_) | State::Working(_))
+        matches!(self.state, State::Ready(_) | State::Stopped(_))
+    }
+
+    /// Whether it can be given work.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.state, State::Ready(_))
     }
 
     /// Asks how far it is. Also to be asked now and then while nothing is under way: it is how another rank's failure
@@ -206,13 +228,11 @@ where
         let (raw, is_waiting) = match &self.state {
             State::Failed(error) => return Err(error.clone()),
             State::Ended => return Ok(Progress::Ended),
-            State::Ready(raw) => (Some(*raw), false),
-            State::Starting(raw) | State::Working(raw) | State::Ending(raw) => (Some(*raw), true),
-            State::Changing(old) => (old.or_else(|| self.calls.made()), true),
+            State::Ready(raw) | State::Stopped(raw) => (*raw, false),
+            State::Starting(raw) | State::Working(raw) | State::Stopping(raw) | State::Ending(raw) => (*raw, true),
+            State::Shrinking(raw) | State::Succeeding { made: raw, .. } => (*raw, true),
         };
-        // A newcomer that has nothing yet has nothing to ask.
-        let code = raw.map_or(IN_PROGRESS, |raw| self.calls.state(raw));
-        match code {
+        match self.calls.state(raw) {
             IN_PROGRESS if is_waiting && self.deadline.has_passed(now) => {
                 let waited = now.saturating_duration_since(self.since);
                 let others = (0..self.size).filter(|&rank| rank != self.rank).collect();
@@ -230,7 +250,7 @@ where
             IN_PROGRESS => Ok(Progress::Ready),
             SUCCESS => self.advance(),
             code => {
-                let error = self.error(raw, code);
+                let error = self.error(Some(raw), code);
                 self.fail(error.clone());
                 Err(error)
             }
@@ -244,19 +264,27 @@ where
                 self.state = State::Ready(raw);
                 Ok(Progress::Ready)
             }
-            State::Changing(old) => {
+            State::Stopping(raw) | State::Stopped(raw) => {
+                self.state = State::Stopped(raw);
+                Ok(Progress::Ready)
+            }
+            State::Shrinking(old) => {
                 let Some(made) = self.calls.made() else {
                     let error = Error::internal("NCCL made no communicator and says that it did");
-                    self.state = State::Changing(old);
+                    self.state = State::Shrinking(old);
                     self.fail(error.clone());
                     return Err(error);
                 };
-                if let Some(old) = old.filter(|old| *old != made) {
+                // What was made may have to be asked about itself.
+                self.state = State::Succeeding { old: Some(old), made };
+                Ok(Progress::Pending)
+            }
+            State::Succeeding { old, made } => {
+                if let Some(old) = old {
                     self.calls.abort(old);
                 }
-                // What was made may have to be asked about itself.
-                self.state = State::Starting(made);
-                Ok(Progress::Pending)
+                self.state = State::Ready(made);
+                Ok(Progress::Ready)
             }
             State::Ending(raw) => {
                 // Everything is flushed. `ncclCommDestroy` would wait for the other ranks of this host, who may go on with
@@ -304,36 +332,56 @@ where
         }
     }
 
-    /// Goes over to another view. `id` is for a new start, and for the first rank of those that stay when newcomers come.
-    /// Poll until it is ready. What was in flight is given up.
+    /// Begins to stop what is in flight, so that nothing touches its memory any more, and keeps the communicator for
+    /// another to be made of it. Poll until it is ready. Whoever can no more is to be given up.
+    pub fn stop(&mut self, now: Instant, deadline: Deadline) {
+        let (State::Ready(raw) | State::Working(raw)) = self.state else { return };
+        (self.what, self.since, self.deadline) = ("ncclCommRevoke".into(), now, deadline);
+        self.state = State::Stopping(raw);
+        let code = self.calls.revoke(raw);
+        self.began(code);
+    }
+
+    /// What newcomers meet these ranks by, when the group is grown next. For its first rank to ask for.
+    ///
+    /// # Errors
+    ///
+    /// When it is not ready; when NCCL has none.
+    pub fn id_to_grow(&mut self) -> Result<UniqueId> {
+        let State::Ready(raw) = self.state else {
+            return Err(Error::internal("an NCCL communicator that is not ready is to be grown"));
+        };
+        self.what = "ncclCommGetUniqueId".into();
+        self.calls.id_to_grow(raw).map_err(|code| self.error(Some(raw), code))
+    }
+
+    /// Goes over to another view: from a communicator with nothing in flight, unless it is made anew. `id` is for a new
+    /// start, and for the first rank of those that stay when newcomers come. Poll until it is ready.
     pub fn change(&mut self, change: &Change, way: Way, id: Option<&UniqueId>, now: Instant, deadline: Deadline) {
         (self.generation, self.rank, self.size) = (change.generation, change.rank, change.size);
         (self.since, self.deadline) = (now, deadline);
-        let raw = match self.state {
-            State::Ready(raw) | State::Working(raw) | State::Starting(raw) | State::Ending(raw) => Some(raw),
-            State::Changing(old) => old.or_else(|| self.calls.made()),
-            State::Ended | State::Failed(_) => None,
+        let idle = match self.state {
+            State::Ready(raw) | State::Stopped(raw) => Some(raw),
+            _ => None,
         };
-        match (way, raw) {
+        match (way, idle) {
             (Way::Shrink, Some(raw)) => {
                 self.what = "ncclCommShrink".into();
-                self.state = State::Changing(Some(raw));
+                self.state = State::Shrinking(raw);
                 let code = self.calls.shrink(raw, &change.lost);
                 self.began(code);
             }
             (Way::Grow, Some(raw)) => {
                 self.what = "ncclCommGrow".into();
-                self.state = State::Changing(Some(raw));
                 let code = self.calls.grow(Some(raw), change.size, id, None);
-                self.began(code);
+                self.grown(Some(raw), code);
             }
             (Way::Shrink | Way::Grow, None) => {
-                self.state = State::Failed(Error::internal("an NCCL communicator is to be made from one that is gone"));
+                self.fail(Error::internal("an NCCL communicator is to be made from one that is gone or busy"));
             }
-            (Way::Anew, raw) => {
-                if let Some(raw) = raw {
-                    self.calls.abort(raw);
-                }
+            (Way::Anew, _) => {
+                self.set_aside();
+                self.free();
                 self.what = "ncclCommInitRankConfig".into();
                 let Some(id) = id else {
                     self.state = State::Failed(Error::internal("an NCCL communicator is to be made without an id"));
@@ -386,12 +434,22 @@ where
     fn began(&mut self, code: Code) {
         if code != SUCCESS && code != IN_PROGRESS {
             let raw = match self.state {
-                State::Changing(old) => old,
-                State::Ending(raw) => Some(raw),
+                State::Shrinking(raw) | State::Stopping(raw) | State::Ending(raw) => Some(raw),
                 _ => None,
             };
             let error = self.error(raw, code);
             self.fail(error);
+        }
+    }
+
+    /// After a call that makes a communicator with more ranks.
+    fn grown(&mut self, old: Option<C::Raw>, code: Code) {
+        match self.calls.made().filter(|_| code == SUCCESS || code == IN_PROGRESS) {
+            Some(made) => self.state = State::Succeeding { old, made },
+            None => {
+                let error = self.error(old, code);
+                self.fail(error);
+            }
         }
     }
 
@@ -405,12 +463,17 @@ impl<C: Calls> Group<C> {
     /// Its communicators are among what is left.
     fn set_aside(&mut self) {
         match std::mem::replace(&mut self.state, State::Ended) {
-            State::Starting(raw) | State::Ready(raw) | State::Working(raw) | State::Ending(raw) => self.left.push(raw),
-            State::Changing(old) => {
-                let made = self.calls.made();
-                self.left.extend(made);
-                self.left.extend(old.filter(|old| Some(*old) != made));
+            State::Starting(raw)
+            | State::Ready(raw)
+            | State::Working(raw)
+            | State::Stopping(raw)
+            | State::Stopped(raw)
+            | State::Ending(raw) => self.left.push(raw),
+            State::Shrinking(old) => {
+                self.left.push(old);
+                self.was_shrinking = true;
             }
+            State::Succeeding { old, made } => self.left.extend([made].into_iter().chain(old)),
             State::Failed(_) | State::Ended => {}
         }
     }
@@ -418,6 +481,12 @@ impl<C: Calls> Group<C> {
     fn free(&mut self) {
         for raw in self.left.drain(..) {
             self.calls.abort(raw);
+        }
+        // NCCL is done with what it was making only now.
+        if std::mem::take(&mut self.was_shrinking)
+            && let Some(made) = self.calls.made()
+        {
+            self.calls.abort(made);
         }
     }
 }

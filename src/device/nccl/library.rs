@@ -57,6 +57,7 @@ calls! {
     }
     optional {
         ncclGetLastError(Raw) -> *const c_char;
+        ncclCommRevoke(Raw, c_int) -> Code;
         ncclCommShrink(Raw, *mut c_int, c_int, *mut Raw, *mut sys::ncclConfig_t, c_int) -> Code;
         ncclCommGetUniqueId(Raw, *mut sys::ncclUniqueId) -> Code;
         ncclCommGrow(Raw, c_int, *const sys::ncclUniqueId, c_int, *mut Raw, *mut sys::ncclConfig_t) -> Code;
@@ -95,6 +96,8 @@ pub struct Abilities {
     pub shrinks: bool,
     /// Make a communicator of another with more ranks (2.29).
     pub grows: bool,
+    /// Stop what is in flight and keep the communicator, so that another can be made of it (2.29).
+    pub revokes: bool,
 }
 
 /// What the ranks of a communicator to be meet by. Whoever has it can join, so it travels over authenticated connections
@@ -169,9 +172,11 @@ impl Library {
     /// What it can.
     pub fn abilities(&self) -> Abilities {
         let functions = &self.inner.functions;
+        let since = |minor| self.version() >= Version { major: 2, minor, patch: 0 };
         Abilities {
-            shrinks: functions.ncclCommShrink.is_some(),
-            grows: functions.ncclCommGrow.is_some() && functions.ncclCommGetUniqueId.is_some(),
+            shrinks: since(27) && functions.ncclCommShrink.is_some(),
+            grows: since(29) && functions.ncclCommGrow.is_some() && functions.ncclCommGetUniqueId.is_some(),
+            revokes: since(29) && functions.ncclCommRevoke.is_some(),
         }
     }
 
@@ -325,6 +330,9 @@ const NO_DEVICE: Code = 1;
 /// What NCCL has no function for.
 const INVALID_ARGUMENT: Code = 4;
 
+/// What this library has no function for.
+const INVALID_USAGE: Code = 5;
+
 impl Calls for Opened {
     type Raw = Communicator;
     type Work = CollectiveWork;
@@ -379,20 +387,38 @@ impl Calls for Opened {
         }
     }
 
+    fn revoke(&mut self, Communicator(raw): Communicator) -> Code {
+        let Ok(_entered) = self.device.enter() else { return NO_DEVICE };
+        let Some(revoke) = self.library.inner.functions.ncclCommRevoke else { return INVALID_USAGE };
+        // SAFETY: the communicator lives. There are no flags.
+        unsafe { revoke(raw, 0) }
+    }
+
     fn shrink(&mut self, Communicator(raw): Communicator, without: &[usize]) -> Code {
         let place = self.made_place();
         let Ok(_entered) = self.device.enter() else { return NO_DEVICE };
-        let Some(shrink) = self.library.inner.functions.ncclCommShrink else { return 5 };
+        let Some(shrink) = self.library.inner.functions.ncclCommShrink else { return INVALID_USAGE };
         let mut without: Vec<c_int> = without.iter().map(|&rank| rank as c_int).collect();
         let mut configuration = configuration();
         // SAFETY: the communicator lives; the place for the new one does until the group has given both up.
         unsafe { shrink(raw, without.as_mut_ptr(), without.len() as c_int, place, &mut configuration, SHRINK_ABORT) }
     }
 
+    fn id_to_grow(&mut self, Communicator(raw): Communicator) -> Result<UniqueId, Code> {
+        let Ok(_entered) = self.device.enter() else { return Err(NO_DEVICE) };
+        let Some(get) = self.library.inner.functions.ncclCommGetUniqueId else { return Err(INVALID_USAGE) };
+        let mut id = sys::ncclUniqueId { internal: [0; 128] };
+        // SAFETY: the communicator lives; the second argument points to an id to be written.
+        match unsafe { get(raw, &mut id) } {
+            results::SUCCESS => Ok(UniqueId::from_library(&id)),
+            code => Err(code),
+        }
+    }
+
     fn grow(&mut self, raw: Option<Communicator>, size: usize, id: Option<&UniqueId>, rank: Option<usize>) -> Code {
         let place = self.made_place();
         let Ok(_entered) = self.device.enter() else { return NO_DEVICE };
-        let Some(grow) = self.library.inner.functions.ncclCommGrow else { return 5 };
+        let Some(grow) = self.library.inner.functions.ncclCommGrow else { return INVALID_USAGE };
         let id = id.map(|id| id.to_library());
         let id = id.as_ref().map_or(ptr::null(), ptr::from_ref);
         let rank = rank.map_or(-1, |rank| rank as c_int);

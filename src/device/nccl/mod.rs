@@ -7,8 +7,7 @@
 //! Only non-blocking communicators are used: a call that is not done says so, and is asked about again until a deadline;
 //! then the communicator is aborted. What NCCL does not do stays ours: the unique id travels over the ranks' own
 //! authenticated connections, calls are compared before NCCL sees them, and a new view gets a new communicator, made from
-//! the old one where the library can (`ncclCommShrink`, `ncclCommGrow`) and anew where it cannot. Device calls
-//! (`comm/device/over_nccl`) make theirs anew.
+//! the old one where the library can (`ncclCommShrink`, `ncclCommGrow`) and anew where it cannot.
 
 mod group;
 mod library;

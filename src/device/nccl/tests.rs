@@ -11,6 +11,7 @@ use crate::types::{DataType, Deadline, Error, Generation, ReduceOp, Reduction};
 
 const ID: UniqueId = UniqueId([7; 128]);
 const REMOTE: Code = 6;
+const ALL: Abilities = Abilities { shrinks: true, grows: true, revokes: true };
 
 /// Answers the calls that it expects, in order, and says what was not asked.
 #[derive(Default)]
@@ -69,6 +70,17 @@ impl Calls for Script {
 
     fn enqueue(&mut self, raw: u32, _work: &Allreduce) -> Code {
         self.answer(&format!("enqueue {raw}"))
+    }
+
+    fn revoke(&mut self, raw: u32) -> Code {
+        self.answer(&format!("revoke {raw}"))
+    }
+
+    fn id_to_grow(&mut self, raw: u32) -> Result<UniqueId, Code> {
+        match self.answer(&format!("id to grow {raw}")) {
+            SUCCESS => Ok(ID),
+            code => Err(code),
+        }
     }
 
     fn shrink(&mut self, raw: u32, without: &[usize]) -> Code {
@@ -219,19 +231,28 @@ fn a_fall_shrinks_the_communicator_and_frees_the_old_one() {
         now,
         &[
             ("enqueue 1", IN_PROGRESS),
+            ("revoke 1", IN_PROGRESS),
+            ("state 1", IN_PROGRESS),
+            ("state 1", SUCCESS),
             ("shrink 1 without [0]", IN_PROGRESS),
             ("state 1", IN_PROGRESS),
             ("state 1", SUCCESS),
-            ("abort 1", SUCCESS),
             ("state 2", SUCCESS),
+            ("abort 1", SUCCESS),
             ("enqueue 2", SUCCESS),
             ("abort 2", SUCCESS),
         ],
     );
-    // What is in flight is given up with the old communicator.
+    // What is in flight is stopped first: its memory is the caller's again long before there is a next view.
     group.enqueue(&Allreduce, Generation::FIRST, now, deadline).unwrap();
+    assert!(!group.is_alive());
+    group.stop(now, deadline);
+    assert_eq!(group.poll(now), Ok(Progress::Pending));
+    assert_eq!(group.poll(now), Ok(Progress::Ready));
+    assert!(group.is_alive() && !group.is_ready());
+    assert!(group.enqueue(&Allreduce, Generation::FIRST, now, deadline).is_err(), "it was stopped");
     let change = second(&[0], 0, 3);
-    assert_eq!(change.way(Abilities { shrinks: true, grows: true }, true), Way::Shrink);
+    assert_eq!(change.way(ALL, true), Way::Shrink);
     group.change(&change, Way::Shrink, None, now, deadline);
     assert_eq!(group.poll(now), Ok(Progress::Pending));
     assert_eq!(group.poll(now), Ok(Progress::Pending));
@@ -245,18 +266,21 @@ fn newcomers_and_those_who_stay_grow_the_communicator() {
     let now = Instant::now();
     let deadline = Deadline::after(now, Duration::from_secs(10));
     let change = second(&[], 2, 6);
-    assert_eq!(change.way(Abilities { shrinks: true, grows: true }, true), Way::Grow);
+    assert_eq!(change.way(ALL, true), Way::Grow);
     let mut group = ready(
         now,
         &[
-            ("grow Some(1) to 6, id false, rank None", IN_PROGRESS),
-            ("state 1", SUCCESS),
-            ("abort 1", SUCCESS),
+            ("id to grow 1", SUCCESS),
+            ("grow Some(1) to 6, id true, rank None", IN_PROGRESS),
+            ("state 2", IN_PROGRESS),
             ("state 2", SUCCESS),
+            ("abort 1", SUCCESS),
             ("abort 2", SUCCESS),
         ],
     );
-    group.change(&change, Way::Grow, None, now, deadline);
+    let id = group.id_to_grow().unwrap();
+    group.change(&change, Way::Grow, Some(&id), now, deadline);
+    // The old one is needed until the new one is made.
     assert_eq!(group.poll(now), Ok(Progress::Pending));
     assert_eq!(group.poll(now), Ok(Progress::Ready));
     let newcomer = Change { rank: 5, ..change };
@@ -264,11 +288,9 @@ fn newcomers_and_those_who_stay_grow_the_communicator() {
         ("grow None to 6, id true, rank Some(5)", IN_PROGRESS),
         ("state 1", IN_PROGRESS),
         ("state 1", SUCCESS),
-        ("state 1", SUCCESS),
         ("abort 1", SUCCESS),
     ]);
     let mut group = Group::join(script, &newcomer, &ID, now, deadline);
-    assert_eq!(group.poll(now), Ok(Progress::Pending));
     assert_eq!(group.poll(now), Ok(Progress::Pending));
     assert_eq!(group.poll(now), Ok(Progress::Ready));
     assert_eq!(group.rank(), 5);
@@ -282,19 +304,35 @@ fn a_change_that_fails_or_is_late_leaves_neither_communicator() {
     refused.change(&second(&[3], 0, 3), Way::Shrink, None, now, deadline);
     assert!(refused.poll(now).unwrap_err().to_string().contains("ncclCommShrink failed with ncclInternalError"));
     let script =
-        [("shrink 1 without [3]", IN_PROGRESS), ("state 1", IN_PROGRESS), ("abort 2", SUCCESS), ("abort 1", SUCCESS)];
+        [("shrink 1 without [3]", IN_PROGRESS), ("state 1", IN_PROGRESS), ("abort 1", SUCCESS), ("abort 2", SUCCESS)];
     let mut late = ready(now, &script);
     late.change(&second(&[3], 0, 3), Way::Shrink, None, now, deadline);
     assert!(matches!(late.poll(now + Duration::from_secs(11)), Err(Error::Timeout { .. })));
+    let script = [("id to grow 1", SUCCESS), ("grow Some(1) to 5, id false, rank None", 4), ("abort 1", SUCCESS)];
+    let mut refused = ready(now, &script);
+    refused.id_to_grow().unwrap();
+    refused.change(&second(&[], 1, 5), Way::Grow, None, now, deadline);
+    assert!(refused.poll(now).unwrap_err().to_string().contains("ncclCommGrow failed with ncclInvalidArgument"));
+    let script = [("grow Some(1) to 5, id false, rank None", IN_PROGRESS), ("abort 2", SUCCESS), ("abort 1", SUCCESS)];
+    ready(now, &script).change(&second(&[], 1, 5), Way::Grow, None, now, deadline);
+    // Nothing is made of one that has work in flight.
+    let mut busy = ready(now, &[("enqueue 1", IN_PROGRESS), ("abort 1", SUCCESS)]);
+    busy.enqueue(&Allreduce, Generation::FIRST, now, deadline).unwrap();
+    busy.change(&second(&[3], 0, 3), Way::Shrink, None, now, deadline);
+    assert!(busy.poll(now).is_err());
+    // One that cannot be stopped is given up.
+    let mut unstoppable = ready(now, &[("enqueue 1", SUCCESS), ("revoke 1", 4), ("abort 1", SUCCESS)]);
+    unstoppable.enqueue(&Allreduce, Generation::FIRST, now, deadline).unwrap();
+    unstoppable.stop(now, deadline);
+    assert!(unstoppable.poll(now).unwrap_err().to_string().contains("ncclCommRevoke failed"));
 }
 
 #[test]
 fn where_the_old_one_is_no_help_a_new_one_is_made() {
-    let all = Abilities { shrinks: true, grows: true };
-    assert_eq!(second(&[0], 1, 4).way(all, true), Way::Anew, "some gone and some new");
-    assert_eq!(second(&[0], 0, 3).way(all, false), Way::Anew, "one was aborted");
+    assert_eq!(second(&[0], 1, 4).way(ALL, true), Way::Anew, "some gone and some new");
+    assert_eq!(second(&[0], 0, 3).way(ALL, false), Way::Anew, "one was aborted");
     assert_eq!(second(&[0], 0, 3).way(Abilities::default(), true), Way::Anew, "an older library");
-    assert_eq!(second(&[], 0, 4).way(all, true), Way::Anew, "the same ranks in another order");
+    assert_eq!(second(&[], 0, 4).way(ALL, true), Way::Anew, "the same ranks in another order");
     let now = Instant::now();
     let deadline = Deadline::after(now, Duration::from_secs(10));
     let script = [("abort 1", SUCCESS), ("init 1 of 3", IN_PROGRESS), ("state 2", SUCCESS), ("abort 2", SUCCESS)];

@@ -132,7 +132,7 @@ impl Core {
     }
 
     /// Why nothing can be done in a communicator that is only now made, if its view is over.
-    pub(super) fn is_over(&self, communicator: CommunicatorId) -> Option<Error> {
+    pub fn is_over(&self, communicator: CommunicatorId) -> Option<Error> {
         let judged = self.judged.as_ref()?;
         let (cause, is_present) = judged.ended.as_ref()?;
         let ahead = communicator.generations_ahead(judged.generation);
