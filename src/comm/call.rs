@@ -28,8 +28,9 @@ pub struct Call {
     pub(super) in_place: bool,
     /// Of a piece of a longer call: the count of the whole, and where the piece begins.
     pub(super) part: Option<(u64, u64)>,
-    /// Of what ranks tell each other on the way of another call: that call, and what of it this is.
-    pub(super) way: Option<(Box<Call>, u8)>,
+    /// Of what ranks tell each other on the way of another call: that call, what of it this is, and what carries that call
+    /// where it is not the host.
+    pub(super) way: Option<(Box<Call>, u8, Option<Algorithm>)>,
 }
 
 impl Call {
@@ -125,8 +126,8 @@ impl Call {
     /// What is done on the way of another call: it travels under that one's signature, so that a rank which makes
     /// another call is found out. `number` tells what is done on the same way apart.
     #[cfg(feature = "cuda")]
-    pub(super) fn on_the_way_of(self, call: &Call, number: u8) -> Self {
-        Self { way: Some((Box::new(call.clone()), number)), ..self }
+    pub(super) fn on_the_way_of(self, call: &Call, number: u8, carrier: Option<Algorithm>) -> Self {
+        Self { way: Some((Box::new(call.clone()), number, carrier)), ..self }
     }
 
     /// The collective.
@@ -322,8 +323,8 @@ impl Call {
 
     /// What the other ranks must agree with.
     pub(super) fn signature(&self, algorithm: Algorithm, deterministic: bool, size: usize) -> Signature {
-        if let Some((call, number)) = &self.way {
-            let signature = call.signature(algorithm, deterministic, size);
+        if let Some((call, number, carrier)) = &self.way {
+            let signature = call.signature(carrier.unwrap_or(algorithm), deterministic, size);
             let mut digest = Digest::new();
             digest.add(&signature.digest.to_le_bytes());
             digest.add(&[*number]);
@@ -418,8 +419,11 @@ mod tests {
         // What is done on the way of a call is known by that call, and by what it is.
         let on_the_way = |count, number| {
             let call = Call::allreduce(DataType::F32, count, ReduceOp::Sum);
-            sign(Call { way: Some((Box::new(call), number)), ..Call::barrier() })
+            sign(Call { way: Some((Box::new(call), number, None)), ..Call::barrier() })
         };
+        let call = Call::allreduce(DataType::F32, 6, ReduceOp::Sum);
+        let over = sign(Call { way: Some((Box::new(call), 1, Some(Algorithm::Nccl))), ..Call::barrier() });
+        assert_eq!(over.to_string(), "allreduce(count 6, f32, sum, nccl)");
         assert_eq!(on_the_way(6, 1).to_string(), sum.to_string());
         assert!(
             on_the_way(6, 1) != sum && on_the_way(6, 1) != on_the_way(6, 2) && on_the_way(6, 1) != on_the_way(7, 1)

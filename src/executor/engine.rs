@@ -417,6 +417,12 @@ impl Engine {
         state.core.refusal(communicator, call)
     }
 
+    /// The number that the next operation of a communicator has.
+    #[cfg(feature = "nccl")]
+    pub fn next_number(&self, communicator: CommunicatorId) -> u64 {
+        self.shared.lock().core.next_number(communicator)
+    }
+
     /// Whether the view of a communicator is over, or about to be.
     #[cfg(feature = "nccl")]
     pub fn is_over(&self, communicator: CommunicatorId) -> bool {

@@ -4,24 +4,31 @@ use std::fmt;
 use std::str::FromStr;
 
 macro_rules! named {
-    ($(#[$outer:meta])* $what:literal $name:ident { $($(#[$inner:meta])* $variant:ident = $code:literal, $text:literal;)* }) => {
+    (
+        $(#[$outer:meta])* $what:literal $name:ident {
+            $($(#[$inner:meta])* $variant:ident = $code:literal, $text:literal;)*
+        }
+        // Told, but not asked for.
+        $(told { $($(#[$also:meta])* $told:ident = $number:literal, $word:literal;)* })?
+    ) => {
         $(#[$outer])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
-        pub enum $name { $($(#[$inner])* $variant = $code,)* }
+        pub enum $name { $($(#[$inner])* $variant = $code,)* $($($(#[$also])* $told = $number,)*)? }
 
         impl $name {
-            /// Every value.
+            /// Every value that can be asked for.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
             /// The name used on the command line, in the environment and in messages.
             pub const fn name(self) -> &'static str {
-                match self { $($name::$variant => $text,)* }
+                match self { $($name::$variant => $text,)* $($($name::$told => $word,)*)? }
             }
 
             /// The value with this code on the wire.
             pub fn from_code(code: u8) -> Option<$name> {
-                Self::ALL.iter().copied().find(|value| *value as u8 == code)
+                let told: &[$name] = &[$($($name::$told,)*)?];
+                Self::ALL.iter().chain(told).copied().find(|value| *value as u8 == code)
             }
         }
 
@@ -76,6 +83,12 @@ named! {
         /// Straight through the boards of few ranks on one host, which is no schedule: `executor/in_host` has its story.
         Boards = 12, "boards";
     }
+    told {
+        /// NCCL's, whichever that is: of calls on device memory.
+        Nccl = 13, "nccl";
+        /// Kernels that read the memory of the other ranks' devices.
+        Peers = 14, "peers";
+    }
 }
 
 named! {
@@ -105,6 +118,9 @@ mod tests {
             assert_eq!(Algorithm::from_code(algorithm as u8), Some(algorithm));
         }
         assert_eq!("two-shot".parse(), Ok(Algorithm::TwoShot));
+        // What a call on device memory went by is told, and not asked for.
+        assert_eq!(Algorithm::from_code(13).map(Algorithm::name), Some("nccl"));
+        assert!("nccl".parse::<Algorithm>().is_err());
         assert!("spiral".parse::<Algorithm>().unwrap_err().contains("ring"));
         assert_eq!("shm".parse(), Ok(TransportKind::Shm));
     }

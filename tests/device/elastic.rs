@@ -27,11 +27,10 @@ fn a_job_whose_member_falls_in_a_call_goes_on_over_nccl_and_takes_in_another() {
     // Three make one, two shrink it, and with a third one grow it again.
     let made_of_it = "ncclCommInitRankConfig=3 ncclCommRevoke=2 ncclCommShrink=2 ncclCommGetUniqueId=1 ncclCommGrow=3";
     run_with("nccl-elastic", &[HANG, version("22900"), expected(made_of_it)]);
-    // A library that cannot stop a call without an abort, but shrink one that is idle; and one that can neither.
+    // A library that cannot stop a call without an abort, but shrink one that is idle.
     run_with("nccl-elastic", &[HANG, version("22703"), expected("ncclCommInitRankConfig=8 ncclCommShrink=0")]);
     let idle = "ncclCommInitRankConfig=6 ncclCommRevoke=0 ncclCommShrink=2";
     run_with("nccl-elastic", &[(IDLE, "1"), version("22703"), expected(idle)]);
-    run_with("nccl-elastic", &[(IDLE, "1"), version("21800"), expected("ncclCommInitRankConfig=8 ncclCommShrink=0")]);
     // NCCL hears of it before the host does, or as late as that.
     run_with("nccl-elastic", &[HANG, version("22900"), ("PHALANX_TEST_NCCL_NOTICES", "1")]);
     // What cannot be made of the old one on one rank is made of nothing on all.

@@ -6,6 +6,8 @@
 mod arithmetic;
 mod bench;
 #[cfg(feature = "nccl")]
+mod blocks;
+#[cfg(feature = "nccl")]
 mod elastic;
 mod failures;
 mod harness;
@@ -45,6 +47,8 @@ fn scenario() {
         name if name.starts_with("nvrtc ") => {}
         #[cfg(feature = "nccl")]
         "nccl-elastic" => elastic::inside(),
+        #[cfg(feature = "nccl")]
+        "nccl-blocks" => blocks::inside(),
         #[cfg(feature = "nccl")]
         other if other.starts_with("nccl-") => over_nccl::inside(other),
         other if other.starts_with("staged-") => staged::inside(other),

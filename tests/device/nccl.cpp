@@ -23,6 +23,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 extern "C" void phx_stand_in_put(void *stream, void (*what)(void *), void *with);
@@ -55,6 +56,7 @@ struct World {
     int size = 0;
     std::map<int, int> devices; // by rank
     std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
+    std::map<std::pair<int, int>, std::deque<std::vector<char>>> sent; // from whom to whom
     int finalized = 0, gone = 0;
 };
 struct Comm {
@@ -199,13 +201,27 @@ static void meet(Comm *comm, uint64_t number, const Call &call, const Bring &bri
     world.changed.notify_all();
 }
 
-static int begin(Comm *comm, void *stream, Call call, Bring bring, Take take) {
+// What is called between the start and the end of a group.
+struct Group {
+    int depth = 0;
+    bool began = false; // something that is on its way by itself
+    Comm *comm = nullptr;
+    void *stream = nullptr;
+    std::vector<std::tuple<int, const void *, size_t>> sends; // to whom
+    std::vector<std::tuple<int, void *, size_t>> places;      // from whom
+};
+static thread_local Group group;
+
+static int put(Comm *comm, void *stream, std::function<void()> work) {
     if (!comm->started || comm->aborted || comm->revoked || comm->finalized) return INVALID_USAGE;
-    uint64_t number = comm->next++;
-    auto *work = new std::function<void()>([=] { meet(comm, number, call, bring, take); });
-    comm->waiting.emplace_back(stream, work);
+    comm->waiting.emplace_back(stream, new std::function<void()>(std::move(work)));
     comm->polls = POLLS;
+    group.began = group.depth > 0;
     return IN_PROGRESS;
+}
+static int begin(Comm *comm, void *stream, Call call, Bring bring, Take take) {
+    uint64_t number = comm->next++;
+    return put(comm, stream, [=] { meet(comm, number, call, bring, take); });
 }
 static void run(void *work) {
     auto *what = (std::function<void()> *)work;
@@ -409,46 +425,47 @@ CALL(ncclReduceScatter)(const void *from, void *to, size_t count, int type, int 
     return begin(comm, stream, {__func__, count, type, op, 0}, {{from, bytes}}, take);
 }
 
-// Sends and receives, between the start and the end of a group, of one block to and from each rank.
-struct Group {
-    int depth = 0;
-    Comm *comm = nullptr;
-    void *stream = nullptr;
-    size_t count = 0;
-    int type = 0;
-    Bring bring;
-    std::vector<void *> places;
-};
-static thread_local Group group;
-static int join(Comm *comm, void *stream, size_t count, int type) {
+// Sends and receives, between the start and the end of a group. What is sent waits in the world until it is received.
+static void pass(Comm *comm, const Group &what) {
+    World &world = *comm->world;
+    std::unique_lock<std::mutex> hold(world.lock);
+    for (auto &[peer, from, bytes] : what.sends)
+        world.sent[{comm->rank, peer}].emplace_back((char *)from, (char *)from + bytes);
+    world.changed.notify_all();
+    for (auto &[peer, to, bytes] : what.places) {
+        auto &queue = world.sent[{peer, comm->rank}];
+        world.changed.wait(hold, [&, &queue = queue] { return comm->aborted || !queue.empty(); });
+        if (queue.empty()) break;
+        if (queue.front().size() != bytes) {
+            std::fprintf(stderr, "NCCL was given a receive of %zu bytes for %zu\n", bytes, queue.front().size());
+            std::abort();
+        }
+        std::memcpy(to, queue.front().data(), bytes);
+        queue.pop_front();
+    }
+    comm->running--;
+    world.changed.notify_all();
+}
+static int join(Comm *comm, void *stream) {
     if (group.depth == 0) return INVALID_USAGE;
-    group.comm = comm, group.stream = stream, group.count = count, group.type = type;
-    group.bring.resize(comm->world->size);
-    group.places.resize(comm->world->size);
+    group.comm = comm, group.stream = stream;
     return SUCCESS;
 }
-CALL(ncclGroupStart)() { group.depth++; return SUCCESS; }
+CALL(ncclGroupStart)() { count_call(__func__, 0); group.depth++; return SUCCESS; }
 CALL(ncclSend)(const void *from, size_t count, int type, int peer, Comm *comm, void *stream) {
     COUNT(comm->rank);
-    if (int code = join(comm, stream, count, type)) return code;
-    group.bring[peer] = {from, count * width(type)};
+    if (int code = join(comm, stream)) return code;
+    group.sends.emplace_back(peer, from, count * width(type));
     return SUCCESS;
 }
 CALL(ncclRecv)(void *to, size_t count, int type, int peer, Comm *comm, void *stream) {
-    if (int code = join(comm, stream, count, type)) return code;
-    group.places[peer] = to;
+    if (int code = join(comm, stream)) return code;
+    group.places.emplace_back(peer, to, count * width(type));
     return SUCCESS;
 }
 CALL(ncclGroupEnd)() {
     Group ended = std::move(group);
     group = Group{};
-    if (!ended.comm) return SUCCESS;
-    Comm *comm = ended.comm;
-    auto take = [comm, places = ended.places](const Meeting &all) {
-        for (size_t rank = 0; rank < places.size(); rank++) {
-            const std::vector<char> &block = all.inputs[rank][comm->rank];
-            std::memcpy(places[rank], block.data(), block.size());
-        }
-    };
-    return begin(comm, ended.stream, {"exchange", ended.count, ended.type, 0, 0}, ended.bring, take);
+    if (!ended.comm) return ended.began ? IN_PROGRESS : SUCCESS;
+    return put(ended.comm, ended.stream, [=] { pass(ended.comm, ended); });
 }

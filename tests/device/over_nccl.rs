@@ -87,7 +87,7 @@ impl Nccl {
 }
 
 /// Runs `body` on ranks with a device each.
-fn on_ranks<R: Send>(size: usize, body: impl Fn(Communicator, Stream) -> R + Sync) -> Vec<R> {
+pub fn on_ranks<R: Send>(size: usize, body: impl Fn(Communicator, Stream) -> R + Sync) -> Vec<R> {
     on_devices(TransportKind::Shm, size, 4, body)
 }
 
@@ -223,6 +223,8 @@ fn absent() {
         for error in &outcomes {
             let Error::Timeout { operation, waiting_for, .. } = error else { panic!("{error}") };
             assert!(operation.starts_with("allreduce(count 5000, f32, sum"), "{error}");
+            // What would carry it is known from the first call on.
+            assert_eq!(operation.contains("nccl"), calls_before > 0, "{error}");
             assert!(waiting_for.contains(&2), "{error}");
         }
     }
@@ -250,7 +252,7 @@ fn hang() {
         let text = error.to_string();
         let Error::Timeout { waiting_for, .. } = error else { panic!("{text}") };
         assert_eq!(*waiting_for, [1, 2], "what rank 0 says");
-        assert!(text.contains("allreduce(count 5000, f32, sum") && text.contains("over NCCL"), "{text}");
+        assert!(text.contains("allreduce(count 5000, f32, sum, nccl)") && text.contains("over NCCL"), "{text}");
     }
     Nccl::open().is_clean();
 }

@@ -284,6 +284,7 @@ fn stall() {
     // Rank 0's deadline, of which the other one is told.
     let is_timeout = |error: &Error| matches!(error, Error::Timeout { waiting_for, .. } if waiting_for[..] == [1]);
     assert!(errors.iter().all(is_timeout), "{texts:?}");
+    assert!(texts.iter().all(|text| text.contains("allreduce(count 5000, f32, sum, peers)")), "{texts:?}");
     assert!(
         texts.iter().all(|text| text.contains("over memory of peers; its kernel was told to give up")),
         "{texts:?}"

@@ -157,7 +157,7 @@ pub(crate) fn algorithm(code: i32) -> Result<Option<Algorithm>, Error> {
     if code == PhxAlgorithm::PHX_ALGORITHM_AUTO as i32 {
         return Ok(None);
     }
-    let algorithm = small(code).and_then(Algorithm::from_code);
+    let algorithm = small(code).and_then(Algorithm::from_code).filter(|algorithm| Algorithm::ALL.contains(algorithm));
     algorithm
         .map(Some)
         .ok_or_else(|| Error::invalid(format_args!("algorithm {code} given, a phx_algorithm_t expected (-1 to 12)")))

@@ -16,6 +16,8 @@
 
 mod agreement;
 #[cfg(feature = "nccl")]
+mod as_nccl;
+#[cfg(feature = "nccl")]
 mod over_nccl;
 mod over_peers;
 mod pieces;
@@ -26,6 +28,7 @@ mod waiting;
 mod worker;
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
@@ -317,6 +320,7 @@ impl Communicator {
             ready,
             communicator: calls.communicator.with_settings(self.settings()),
             deadline,
+            carrier: Cell::default(),
             keep,
             outcome: outcome.clone(),
         };
@@ -347,6 +351,12 @@ impl Communicator {
     /// Why `call`, were it the next one here, would fail, if that is known.
     fn refusal(&self, call: &Signature) -> Option<Error> {
         self.inner.world.engine.refusal(self.inner.id, call)
+    }
+
+    /// The number of its last operation.
+    #[cfg(feature = "nccl")]
+    fn last_number(&self) -> u64 {
+        self.inner.world.engine.next_number(self.inner.id).saturating_sub(1)
     }
 
     /// Whether its view is over.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::agreement::{Agreed, Heir, decode_text, encode_text};
+use super::as_nccl;
 use super::succession::descend;
 use super::waiting::{self, pause, signature, wait_until, word_of_others};
 use super::worker::{Failure, Job, late};
@@ -15,7 +16,7 @@ use crate::comm::call::{Call, Extent};
 use crate::comm::communicator::Communicator;
 use crate::device::nccl::{Change, CollectiveCall, CollectiveWork, Group, Library, Opened, Progress, UniqueId, Way};
 use crate::device::{Device, DeviceBuffer, Event, Stream};
-use crate::types::{Collective, DataType, Deadline, Digest, Error, Result};
+use crate::types::{Collective, DataType, Deadline, Digest, Error, Result, Signature};
 
 /// What is told on the way of a call; 1 is what ranks have.
 const ID: u8 = 2;
@@ -23,6 +24,7 @@ const MADE: u8 = 3;
 const AGREED: u8 = 4;
 const ID_TO_GROW: u8 = 5;
 const SUCCEEDED: u8 = 6;
+const COUNTS: u8 = 7;
 
 /// Bytes of an id.
 const ID_BYTES: usize = 128;
@@ -171,7 +173,7 @@ impl OverNccl {
     /// The job's call as NCCL takes it, if it does. Depends on nothing but what all ranks have agreed on or compare with
     /// the call.
     pub(super) fn carries(&mut self, job: &Job) -> Option<CollectiveCall> {
-        match as_nccl_takes_it(job, self.insists) {
+        match as_nccl::take(job, self.insists) {
             Ok(collective) => collective,
             Err(why) => {
                 if job.communicator.rank() == 0 && !self.told.contains(&why) {
@@ -201,6 +203,9 @@ impl OverNccl {
             // freed before.
             unsafe { buffer.copy_from(stream, job.output, bytes)? };
             input = buffer.pointer();
+        }
+        if let Extent::Exchange { send, recv } = &job.call.extent {
+            compare_counts(job, send, recv)?;
         }
         job.tell(Call::barrier(), AGREED, &[], &mut [])?;
         let name = collective.name.clone();
@@ -287,7 +292,8 @@ fn lineage(with: &[u8]) -> u64 {
 fn meet(job: &Job, mut group: Group<Opened>, what: &str, number: u8) -> Result<Result<Group<Opened>, Error>, Failure> {
     let made = wait(job, what, |now| match group.poll(now) {
         Ok(Progress::Pending) => Ok(None),
-        Ok(_) => Ok(Some(())),
+        Ok(Progress::Ready) => Ok(Some(())),
+        Ok(Progress::Ended) => Err(Error::internal("a communicator of NCCL ended before it was made").into()),
         Err(cause) => Err(explained(job, cause)),
     });
     let cause = match made {
@@ -301,23 +307,53 @@ fn meet(job: &Job, mut group: Group<Opened>, what: &str, number: u8) -> Result<R
             let _ = job.tell(Call::barrier(), number, &[], &mut []);
             cause
         }
-        // The others hear of it in place of the barrier.
-        Err(Failure::Own(cause)) => {
+        Err(Failure::Own(cause)) if job.deadline.has_passed(Instant::now()) => {
             job.communicator.refuse_next(&cause);
-            let is_late = job.deadline.has_passed(Instant::now());
             group.give_up(cause.clone());
-            if is_late {
-                return Err(Failure::Network(cause));
-            }
-            cause
+            return Err(Failure::Network(cause));
+        }
+        // The others hear of it in place of the barrier. Of the causes that are told, a timeout is passed on as it is, and
+        // taken for the end of nobody; this one has not waited.
+        Err(Failure::Own(cause)) => {
+            let told = Error::Timeout {
+                operation: what.into(),
+                waiting_for: vec![job.communicator.rank()],
+                waited: Duration::ZERO,
+                detail: cause.to_string().into(),
+            };
+            job.communicator.refuse_next(&told);
+            told
         }
     };
     group.give_up(cause.clone());
-    // Where the view is over, or a rank is gone, nothing can be made in another way either.
     match cause {
-        Error::ViewChanged { .. } | Error::PeerFailed { .. } | Error::Closed { .. } => Err(Failure::Network(cause)),
-        cause => Ok(Err(cause)),
+        Error::Timeout { operation, waiting_for, waited, detail } if *operation == *what && waited.is_zero() => {
+            let rank = waiting_for.first().copied().unwrap_or_default();
+            Ok(Err(Error::environment(format_args!("on rank {rank}: {detail}"), "look at the output of that rank")))
+        }
+        // Where the view is over, a rank is gone or did not come, nothing can be made in another way either.
+        cause => Err(Failure::Network(cause)),
     }
+}
+
+/// Of an exchange only its two ranks know the length: each tells the other what it sends.
+fn compare_counts(job: &Job, send: &[usize], recv: &[usize]) -> Result<(), Failure> {
+    let told: Vec<u8> = send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
+    let mut heard = vec![0; told.len()];
+    job.tell(Call::alltoall(DataType::U8, size_of::<u64>()), COUNTS, &told, &mut heard)?;
+    for (peer, (sent, expected)) in heard.chunks_exact(size_of::<u64>()).zip(recv).enumerate() {
+        let sent = u64::from_le_bytes(std::array::from_fn(|byte| sent[byte]));
+        if sent != *expected as u64 {
+            let call = |count| Signature { count, ..signature(job) };
+            return Err(Error::Mismatch {
+                sequence: job.communicator.last_number(),
+                ours: (job.communicator.rank(), call(*expected as u64)),
+                theirs: (peer, call(sent)),
+            }
+            .into());
+        }
+    }
+    Ok(())
 }
 
 /// What NCCL says first may be the end of another rank, which the host learns of a moment later, and by name.
@@ -355,36 +391,6 @@ fn spread_id(
         format_args!("rank 0 has no id of NCCL to meet by: {reason}"),
         "look at rank 0's output",
     )))
-}
-
-/// A call as NCCL takes it; `None` for one that moves nothing. The error says why NCCL does not carry it.
-fn as_nccl_takes_it(job: &Job, insists: bool) -> Result<Option<CollectiveCall>, &'static str> {
-    let (call, settings) = (&job.call, job.communicator.settings());
-    let (rank, size) = (job.communicator.rank(), job.communicator.size());
-    let count = match (call.collective, &call.extent) {
-        (Collective::Allreduce | Collective::Reduce | Collective::Broadcast, Extent::Whole(count)) => *count,
-        (Collective::Allgather | Collective::ReduceScatter | Collective::Alltoall, Extent::Equal(count)) => *count,
-        _ => return Err("NCCL has no such collective"),
-    };
-    if count == 0 {
-        return Ok(None);
-    }
-    if settings.deterministic && call.is_inexact() {
-        return Err("it is to be reduced in the order of the ranks");
-    }
-    if settings.algorithm.is_some() && !insists {
-        return Err("an algorithm is forced");
-    }
-    Ok(Some(CollectiveCall {
-        name: signature(job).to_string(),
-        collective: call.collective,
-        numbers: CollectiveCall::numbers(call.dtype, call.reduction.as_ref(), size, insists)?,
-        root: call.root,
-        count,
-        width: call.dtype.size(),
-        rank,
-        size,
-    }))
 }
 
 /// As [`waiting::wait`]: the deadline is NCCL's to answer for.

@@ -13,7 +13,8 @@ const SPINS_PER_LOOK: usize = 64;
 
 /// The job's call for errors.
 pub(super) fn signature(job: &Job) -> Signature {
-    let algorithm = job.communicator.algorithm_for(&Call::barrier()).unwrap_or(Algorithm::Dissemination);
+    let hosts = || job.communicator.algorithm_for(&Call::barrier()).unwrap_or(Algorithm::Dissemination);
+    let algorithm = job.carrier.get().unwrap_or_else(hosts);
     job.call.signature(algorithm, job.communicator.settings().deterministic, job.communicator.size())
 }
 

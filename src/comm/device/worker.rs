@@ -5,6 +5,7 @@
 //! which also takes what NCCL does not do as Phalanx defines it.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "nccl")]
@@ -23,7 +24,7 @@ use super::succession;
 use crate::comm::call::Call;
 use crate::comm::communicator::Communicator;
 use crate::device::{Device, Event};
-use crate::types::{Deadline, Error, Result};
+use crate::types::{Algorithm, Deadline, Error, Result};
 
 /// How often the thread looks whether what it keeps can be let go of.
 const PERIOD: Duration = Duration::from_millis(1);
@@ -39,6 +40,8 @@ pub(super) struct Job {
     /// The communicator of device calls, with the caller's settings.
     pub communicator: Communicator,
     pub deadline: Deadline,
+    /// What carries it, if that is not the host, once it is known.
+    pub carrier: Cell<Option<Algorithm>>,
     pub keep: Option<Box<dyn Any + Send>>,
     pub outcome: Arc<Outcome>,
 }
@@ -48,7 +51,7 @@ impl Job {
     /// call is found out. `number` tells such calls on one way apart.
     pub fn tell(&self, call: Call, number: u8, input: &[u8], output: &mut [u8]) -> Result<(), Failure> {
         let communicator = self.communicator.with_timeout(self.deadline.remaining(Instant::now()));
-        let call = call.on_the_way_of(&self.call, number);
+        let call = call.on_the_way_of(&self.call, number, self.carrier.get());
         let input = if input.is_empty() { std::ptr::null() } else { input.as_ptr() };
         // SAFETY: the callers give as many bytes as their calls of bytes need, borrowed until the call has ended.
         let outcome = unsafe { communicator.run(&call, input, output.as_mut_ptr()) };
@@ -274,7 +277,14 @@ impl Worker {
             self.agreed = Some(self.agree(job)?);
         }
         let carrier = self.carrier.clone();
-        let carried_by = |what| *carrier.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+        let carried_by = |what| {
+            job.carrier.set(match what {
+                DeviceCarrier::Nccl => Some(Algorithm::Nccl),
+                DeviceCarrier::Peers => Some(Algorithm::Peers),
+                DeviceCarrier::Staged => None,
+            });
+            *carrier.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+        };
         #[cfg(feature = "nccl")]
         if let Some(mut held) = self.own_nccl(&self.nccl)
             && let Some(nccl) = held.as_mut()

@@ -448,7 +448,8 @@ where
             Some(made) => self.state = State::Succeeding { old, made },
             None => {
                 let error = self.error(old, code);
-                self.fail(error);
+                self.set_aside();
+                self.state = State::Failed(error);
             }
         }
     }

@@ -9,7 +9,7 @@ use cudarc::nccl::sys;
 
 use super::group::Calls;
 use super::results::{self, Code};
-use super::work::{CollectiveCall, CollectiveWork};
+use super::work::{CollectiveCall, CollectiveWork, Parts, Span};
 use crate::device::context::Device;
 use crate::device::libraries::{self, calls};
 use crate::types::{Collective, Error, Result};
@@ -287,28 +287,47 @@ impl Opened {
         &self.library.inner.functions
     }
 
-    /// Block by block from each rank to each rank, as one.
+    /// Sends and receives, or reductions, as one.
     ///
     /// # Safety
     ///
     /// The communicator must live.
-    unsafe fn exchange(&self, raw: Raw, work: &CollectiveWork) -> Code {
+    unsafe fn together(&self, raw: Raw, work: &CollectiveWork) -> Code {
         let functions = self.functions();
-        let CollectiveCall { numbers: (data_type, _), count, width, size, .. } = work.call;
+        let CollectiveCall { numbers: (data_type, op), width, rank, ref parts, .. } = work.call;
         let (source, target) = work.ends();
         let stream = work.stream.handle().cast::<c_void>();
-        // SAFETY: whoever made the work answers for the memory, block by block; the communicator and the stream live.
+        let from = |span: &Span| (source + (span.at * width) as u64) as usize as Source;
+        let to = |span: &Span| (target + (span.at * width) as u64) as usize as Place;
+        let mut code = results::SUCCESS;
+        let mut heed = |result| {
+            if code == results::SUCCESS && result != results::IN_PROGRESS {
+                code = result;
+            }
+        };
+        // SAFETY: whoever made the work answers for the memory, span by span; the communicator and the stream live.
         unsafe {
-            let mut code = (functions.ncclGroupStart)();
-            for rank in 0..size {
-                let (at, peer) = ((rank * count * width) as u64, rank as c_int);
-                let (from, to) = ((source + at) as usize as Source, (target + at) as usize as Place);
-                for result in [
-                    (functions.ncclSend)(from, count, data_type, peer, raw, stream),
-                    (functions.ncclRecv)(to, count, data_type, peer, raw, stream),
-                ] {
-                    if code == results::SUCCESS && result != results::IN_PROGRESS {
-                        code = result;
+            heed((functions.ncclGroupStart)());
+            match parts {
+                Parts::Whole => {}
+                Parts::Exchange { send, recv } => {
+                    for (peer, (send, recv)) in send.iter().zip(recv).enumerate() {
+                        // What is in its place already stays there.
+                        let is_there = peer == rank && from(send) == to(recv).cast_const();
+                        if send.count > 0 && !is_there {
+                            heed((functions.ncclSend)(from(send), send.count, data_type, peer as c_int, raw, stream));
+                        }
+                        if recv.count > 0 && !is_there {
+                            heed((functions.ncclRecv)(to(recv), recv.count, data_type, peer as c_int, raw, stream));
+                        }
+                    }
+                }
+                Parts::Reduces(spans) => {
+                    // Its own block's place, when all of them lie in one buffer.
+                    let own = if source == target { spans.get(rank).copied() } else { None };
+                    for (root, span) in spans.iter().enumerate().filter(|(_, span)| span.count > 0) {
+                        let (root, to) = (root as c_int, to(&own.unwrap_or_default()));
+                        heed((functions.ncclReduce)(from(span), to, span.count, data_type, op, root, raw, stream));
                     }
                 }
             }
@@ -367,7 +386,11 @@ impl Calls for Opened {
     fn enqueue(&mut self, Communicator(raw): Communicator, work: &CollectiveWork) -> Code {
         let Ok(_entered) = self.device.enter() else { return NO_DEVICE };
         let functions = &self.library.inner.functions;
-        let CollectiveCall { numbers: (data_type, op), count, root, collective, .. } = work.call;
+        let CollectiveCall { numbers: (data_type, op), count, root, collective, ref parts, .. } = work.call;
+        if *parts != Parts::Whole {
+            // SAFETY: the communicator lives.
+            return unsafe { self.together(raw, work) };
+        }
         let (source, target) = work.ends();
         let (source, target) = (source as usize as Source, target as usize as Place);
         let (root, stream) = (root as c_int, work.stream.handle().cast::<c_void>());
@@ -381,7 +404,6 @@ impl Calls for Opened {
                 Collective::ReduceScatter => {
                     (functions.ncclReduceScatter)(source, target, count, data_type, op, raw, stream)
                 }
-                Collective::Alltoall => self.exchange(raw, work),
                 _ => INVALID_ARGUMENT,
             }
         }
@@ -389,7 +411,8 @@ impl Calls for Opened {
 
     fn revoke(&mut self, Communicator(raw): Communicator) -> Code {
         let Ok(_entered) = self.device.enter() else { return NO_DEVICE };
-        let Some(revoke) = self.library.inner.functions.ncclCommRevoke else { return INVALID_USAGE };
+        let revoke = self.library.inner.functions.ncclCommRevoke.filter(|_| self.library.abilities().revokes);
+        let Some(revoke) = revoke else { return INVALID_USAGE };
         // SAFETY: the communicator lives. There are no flags.
         unsafe { revoke(raw, 0) }
     }

@@ -19,4 +19,4 @@ mod work;
 pub use group::{Calls, Change, Group, Progress, Way, Work};
 pub use library::{Abilities, Communicator, Library, Opened, UniqueId, Version};
 pub use results::{Code, IN_PROGRESS, SUCCESS, name};
-pub use work::{CollectiveCall, CollectiveWork};
+pub use work::{CollectiveCall, CollectiveWork, Parts, Span};

@@ -315,6 +315,9 @@ fn a_change_that_fails_or_is_late_leaves_neither_communicator() {
     assert!(refused.poll(now).unwrap_err().to_string().contains("ncclCommGrow failed with ncclInvalidArgument"));
     let script = [("grow Some(1) to 5, id false, rank None", IN_PROGRESS), ("abort 2", SUCCESS), ("abort 1", SUCCESS)];
     ready(now, &script).change(&second(&[], 1, 5), Way::Grow, None, now, deadline);
+    let script = Script::new(&[("grow None to 5, id true, rank Some(1)", 3)]);
+    let mut refused = Group::join(script, &second(&[], 1, 5), &ID, now, deadline);
+    assert!(refused.poll(now).unwrap_err().to_string().contains("ncclCommGrow failed with ncclInternalError"));
     // Nothing is made of one that has work in flight.
     let mut busy = ready(now, &[("enqueue 1", IN_PROGRESS), ("abort 1", SUCCESS)]);
     busy.enqueue(&Allreduce, Generation::FIRST, now, deadline).unwrap();

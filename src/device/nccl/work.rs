@@ -46,6 +46,32 @@ fn reduce_op(op: ReduceOp) -> Option<c_int> {
     })
 }
 
+/// Elements of a buffer: where they begin, and how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// The first element.
+    pub at: usize,
+    /// The number of elements.
+    pub count: usize,
+}
+
+/// How a collective is made of NCCL's functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// It is one of them.
+    Whole,
+    /// As many sends and receives as have elements, all at once: by rank, what of the input goes there, and where in the
+    /// output what comes from there belongs.
+    Exchange {
+        /// To each rank.
+        send: Vec<Span>,
+        /// From each rank.
+        recv: Vec<Span>,
+    },
+    /// A reduction of each of these spans of the input to the rank with its number, all at once.
+    Reduces(Vec<Span>),
+}
+
 /// A collective for NCCL, without its memory.
 #[derive(Clone, Debug)]
 pub struct CollectiveCall {
@@ -57,6 +83,8 @@ pub struct CollectiveCall {
     pub numbers: (c_int, c_int),
     /// The root of a rooted collective.
     pub root: usize,
+    /// How it is done.
+    pub parts: Parts,
     /// Elements: of the whole buffer, or of a block.
     pub count: usize,
     /// Bytes of an element.
@@ -121,7 +149,8 @@ pub struct CollectiveWork {
 }
 
 impl CollectiveWork {
-    /// A call with its memory, to be put on `stream`. Without input it is in place, which an alltoall cannot be.
+    /// A call with its memory, to be put on `stream`. Without input it is in place, which an alltoall cannot be: what it
+    /// sends and what it receives are of one buffer then.
     ///
     /// # Safety
     ///
@@ -133,11 +162,12 @@ impl CollectiveWork {
 
     /// Where NCCL is to read and to write.
     pub(super) fn ends(&self) -> (u64, u64) {
-        let CollectiveCall { collective, rank, count, width, .. } = self.call;
+        let CollectiveCall { collective, rank, count, width, ref parts, .. } = self.call;
         // Where this rank's block begins in a buffer of all blocks.
         let own = (rank * count * width) as u64;
         match collective {
             _ if self.input != 0 => (self.input, self.output),
+            _ if *parts != Parts::Whole => (self.output, self.output),
             Collective::Allgather => (self.output + own, self.output),
             Collective::ReduceScatter => (self.output, self.output + own),
             _ => (self.output, self.output),

@@ -183,6 +183,12 @@ impl Core {
         given_up.or_else(lost).map(|cause| self.seen(communicator, cause))
     }
 
+    /// The number that the next operation of a communicator has.
+    #[cfg(feature = "nccl")]
+    pub fn next_number(&self, communicator: crate::types::CommunicatorId) -> u64 {
+        self.channels.get(&communicator).map_or(0, |channel| channel.next_sequence)
+    }
+
     /// Gives up the operation of this completion, if it is in flight.
     pub fn give_up(&mut self, completion: &Arc<Completion>, cause: Error) {
         let slot = self.slots.iter().position(|slot| {
