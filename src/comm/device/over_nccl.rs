@@ -192,7 +192,7 @@ impl OverNccl {
         let done = Event::new(&job.device)?;
         wait_until(job, |_| Ok(job.ready.is_done()?.then_some(())), || late(job))?;
         let mut input = job.input;
-        if collective.collective == Collective::Alltoall && input == 0 {
+        if collective.collective == Collective::Alltoall && job.call.is_in_place(job.communicator.rank()) {
             let bytes = collective.count * collective.width * collective.size;
             let buffer = match scratch.take().filter(|buffer| buffer.len() >= bytes) {
                 Some(buffer) => buffer,
