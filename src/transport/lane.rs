@@ -28,6 +28,11 @@ pub trait Lane: Send {
     /// Writes as much of `head` and then `body` as fits, and returns how many bytes that was; 0 when full.
     fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LaneError>;
 
+    /// Whether the carrier ever goes on reading what was written by [`write_lent`](Self::write_lent).
+    fn lends(&self) -> bool {
+        false
+    }
+
     /// As [`write`](Self::write), but the carrier may go on reading from `body` when this has returned. Then it gives the
     /// loan a number, higher than those before: it ends when [`returned`](Self::returned) comes to that, or with
     /// [`take_back`](Self::take_back).

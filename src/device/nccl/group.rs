@@ -25,8 +25,8 @@ pub trait Calls {
     fn shrink(&mut self, raw: Self::Raw, without: &[usize]) -> Code;
     /// What newcomers meet the ranks of a communicator by, that is to be grown next: for the first of those to give.
     fn id_to_grow(&mut self, raw: Self::Raw) -> Result<UniqueId, Code>;
-    /// Begins to make a communicator with more ranks, which says itself how far it is. `raw` is what a rank has that was in the old one; `id` is given to the
-    /// first of those and to newcomers, `rank` to newcomers.
+    /// Begins to make a communicator with more ranks, which says itself how far it is. `raw` is what a rank has that was in
+    /// the old one; `id` is given to the first of those and to newcomers, `rank` to newcomers.
     fn grow(&mut self, raw: Option<Self::Raw>, size: usize, id: Option<&UniqueId>, rank: Option<usize>) -> Code;
     /// What `shrink` or `grow` has made: with `grow` at once, with `shrink` when it is done.
     fn made(&mut self) -> Option<Self::Raw>;

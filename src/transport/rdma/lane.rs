@@ -365,6 +365,10 @@ impl<A: Adapter> Lane for RdmaLane<A> {
         Ok(self.write_from(head, body, None))
     }
 
+    fn lends(&self) -> bool {
+        true
+    }
+
     unsafe fn write_lent(&mut self, head: &[u8], body: &[u8]) -> Result<(usize, Option<u64>), LaneError> {
         let heap = self.sleeper.heap().filter(|_| body.len() >= LEAST_IN_PLACE && self.end.is_none());
         let region = heap.and_then(|heap| self.adapter.region(heap, body));

@@ -92,6 +92,8 @@ pub struct StreamEndpoint {
     link: Arc<str>,
     lanes: Vec<LaneState>,
     core: Core,
+    /// Whether a lane goes on reading what it has taken.
+    lends: bool,
     /// The peer's goodbye was told.
     goodbye_told: bool,
     /// Nothing will happen any more.
@@ -108,8 +110,8 @@ impl StreamEndpoint {
             Some(lane) => (lane.kind(), lane.link()),
             None => (TransportKind::Inproc, "no lane".into()),
         };
-        let begin = |(index, lane)| {
-            let mut writer = Writer::default();
+        let begin = |(index, lane): (usize, Box<dyn Lane>)| {
+            let mut writer = Writer::new(lane.lends());
             let frame = Frame::Hello(config.hello(index, count));
             writer.stage(&Header { generation, credit: 0, length: 0, frame }, &[]);
             LaneState {
@@ -127,8 +129,9 @@ impl StreamEndpoint {
         if count == 0 {
             core.violation = Some("there is no lane".to_owned());
         }
+        let lends = lanes.iter().any(|lane| lane.lends());
         let lanes = lanes.into_iter().enumerate().map(begin).collect();
-        Self { kind, link, lanes, core, goodbye_told: false, over: false }
+        Self { kind, link, lanes, core, lends, goodbye_told: false, over: false }
     }
 
     /// What was counted so far.
@@ -261,7 +264,7 @@ impl StreamEndpoint {
             self.fail(&format!("protocol violation: {violation}"));
             return true;
         }
-        let mut moved = self.settle_lent();
+        let mut moved = self.lends && self.settle_lent();
         moved |= self.write_lanes();
         match self.read_lanes() {
             Ok(false) => {
@@ -390,7 +393,7 @@ impl Endpoint for StreamEndpoint {
             if lane.read_end.is_some() {
                 continue;
             }
-            if lane.reader.has_more || lane.has_returned() {
+            if lane.reader.has_more || (self.lends && lane.has_returned()) {
                 return false;
             }
             let wants_write =

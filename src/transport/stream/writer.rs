@@ -11,6 +11,8 @@ pub(super) struct Writer {
     staged: Vec<u8>,
     staged_done: usize,
     body: Option<Body>,
+    /// Whether the lane may go on reading payloads from the user's memory.
+    lends: bool,
 }
 
 struct Body {
@@ -44,6 +46,10 @@ pub(super) struct Written {
 }
 
 impl Writer {
+    pub fn new(lends: bool) -> Self {
+        Self { lends, ..Self::default() }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.staged.is_empty() && self.body.is_none()
     }
@@ -87,20 +93,25 @@ impl Writer {
             },
         };
         let offered = head.len() + body.len();
-        let is_lent = matches!(&self.body, Some(Body { bytes: BodyBytes::Lent(_), .. })) && !body.is_empty();
-        let (written, loan) = if is_lent {
+        let is_lent = self.lends && matches!(&self.body, Some(Body { bytes: BodyBytes::Lent(_), .. }));
+        let mut loan = None;
+        let written = if is_lent && !body.is_empty() {
             // SAFETY: as above; and the send is complete, or its memory given back by `cancel` or at the end, only when the
             // lane has returned the loan, or it was taken back (`StreamEndpoint`).
-            unsafe { lane.write_lent(head, body)? }
+            let (written, lent) = unsafe { lane.write_lent(head, body)? };
+            loan = lent;
+            written
         } else {
-            (lane.write(head, body)?, None)
+            lane.write(head, body)?
         };
         let written = written.min(offered);
         let from_head = written.min(head.len());
         self.staged_done += from_head;
         if let Some(body) = &mut self.body {
             body.done += written - from_head;
-            body.loan = loan.or(body.loan);
+            if loan.is_some() {
+                body.loan = loan;
+            }
         }
         if written < offered {
             return Ok((written, None));
