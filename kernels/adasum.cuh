@@ -2,9 +2,10 @@
 //
 //     target = a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b)
 //
-// S. Maleki and others, "Scaling Distributed Training with Adaptive Summation", MLSys 2021. The three products are summed in
-// double, in an order that depends on the count alone: phx_adasum_products_TYPE sums each run of ADASUM_RUN elements, every
-// thread those that lie PHX_THREADS apart, and the threads' sums by halves; phx_adasum_combine_TYPE sums the runs likewise.
+// S. Maleki and others, "Scaling Distributed Training with Adaptive Summation", MLSys 2021. The three products are
+// summed in double, in an order that depends on the count alone: phx_adasum_products_TYPE sums each run of ADASUM_RUN
+// elements, every thread those that lie PHX_THREADS apart, and the threads' sums by halves; phx_adasum_combine_TYPE
+// sums the runs likewise.
 #pragma once
 #include "numbers.cuh"
 

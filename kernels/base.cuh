@@ -25,8 +25,8 @@ typedef unsigned long long u64;
 #define PHX_SHARED __shared__
 #define PHX_ON_DEVICE 1
 PHX_FN void meet() { __syncthreads(); }
-// A word that other devices and the host write or read meanwhile. What was written before `publish` is seen by who reads
-// the word by `observe`, and by those who meet that thread afterwards.
+// A word that other devices and the host write or read meanwhile. What was written before `publish` is seen by who
+// reads the word by `observe`, and by those who meet that thread afterwards.
 PHX_FN u32 observe(const u32 *word) {
     u32 value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -96,8 +96,8 @@ template <typename T> PHX_FN void store_one(T *target, T value) {
     }
 }
 
-// How an array of `count` elements is gone through: `head` elements one by one, then `vectors` of sixteen bytes, then the
-// rest one by one. Where the arrays of a launch do not lie alike, there are no vectors.
+// How an array of `count` elements is gone through: `head` elements one by one, then `vectors` of sixteen bytes, then
+// the rest one by one. Where the arrays of a launch do not lie alike, there are no vectors.
 struct Way {
     u64 head, vectors;
 };
@@ -114,8 +114,9 @@ PHX_FN Way way_through(const void *first, u64 offsets, u64 count, u32 size) {
     return way;
 }
 
-// One value of each thread of a block become one: neighbours at half the distance, then at a quarter, and so on. The order
-// is fixed, so that a sum has the same bits each time. All threads get it; `room` is used again only after they met.
+// One value of each thread of a block become one: neighbours at half the distance, then at a quarter, and so on. The
+// order is fixed, so that a sum has the same bits each time. All threads get it; `room` is used again only after they
+// met.
 template <typename T, typename Op> PHX_FN T over_block(T value, T *room, Op op) {
     const u32 own = threadIdx.x;
     room[own] = value;

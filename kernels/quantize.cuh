@@ -1,8 +1,8 @@
 // Gradients in 8 bits: each run of QUANTIZE_RUN elements between its least and its greatest, in 255 steps.
 //
-// What rounding took away is kept in `error`, and added to what is coded the next time, so that nothing is lost over many
-// steps (F. Seide and others, "1-Bit Stochastic Gradient Descent", Interspeech 2014). A run with anything that is not
-// finite decodes to NaN, all of it, so that it is seen as it would be uncompressed; its errors are forgotten.
+// What rounding took away is kept in `error`, and added to what is coded the next time, so that nothing is lost over
+// many steps (F. Seide and others, "1-Bit Stochastic Gradient Descent", Interspeech 2014). A run with anything that is
+// not finite decodes to NaN, all of it, so that it is seen as it would be uncompressed; its errors are forgotten.
 #pragma once
 #include "numbers.cuh"
 

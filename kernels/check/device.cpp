@@ -1,9 +1,11 @@
-// Checks and times the kernels on a device: the stand-in of the CPU is the measure of their bits, a copy that of their speed.
+// Checks and times the kernels on a device: the stand-in of the CPU is the measure of their bits, a copy that of their
+// speed.
 //
 //     check IMAGE          all of it; IMAGE is a fatbin, a cubin or PTX
 //     check IMAGE bits     without the timings
 //
-// Needs no toolkit. Ends with 0 if every bit is right and no bar is missed, with 1 if not, with 2 if it could not be checked.
+// Needs no toolkit. Ends with 0 if every bit is right and no bar is missed, with 1 if not, with 2 if it could not be
+// checked.
 #include <ucontext.h>
 
 #include "../shim/cpu.cpp"

@@ -1,8 +1,8 @@
-// A driver for `device.cpp` where there is none: memory is the host's, kernels are those of shim/cpu.cpp, which the program
-// has. It shows that the check runs to its end, not how fast anything is.
+// A driver for `device.cpp` where there is none: memory is the host's, kernels are those of shim/cpu.cpp, which the
+// program has. It shows that the check runs to its end, not how fast anything is.
 //
-// Memory lies in files without a name, so that other processes can map it. A stream is a thread for each launch, one after
-// the other. PHALANX_STAND_IN_SPOILS=NAME flips a bit of what that kernel writes.
+// Memory lies in files without a name, so that other processes can map it. A stream is a thread for each launch, one
+// after the other. PHALANX_STAND_IN_SPOILS=NAME flips a bit of what that kernel writes.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

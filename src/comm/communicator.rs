@@ -319,7 +319,7 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`run`](Self::run).
-    unsafe fn run_with(
+    pub(super) unsafe fn run_with(
         &self,
         call: &Call,
         input: *const u8,

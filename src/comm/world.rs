@@ -25,6 +25,9 @@ pub(super) struct World {
     connector: std::sync::Mutex<Option<Box<dyn Any + Send>>>,
     /// Whether its members are processes with connections of their own making, which may share memory.
     pub is_connected: bool,
+    /// Calls on device memory that have not ended.
+    #[cfg(feature = "cuda")]
+    pub device_calls: super::device::InFlight,
     closed: AtomicBool,
     operations: AtomicU64,
     bytes: AtomicU64,
@@ -54,6 +57,8 @@ impl World {
             engine,
             is_connected: false,
             connector: std::sync::Mutex::new(connector),
+            #[cfg(feature = "cuda")]
+            device_calls: super::device::InFlight::default(),
             closed: AtomicBool::new(false),
             operations: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -97,6 +102,9 @@ impl World {
     /// Waits for what is in flight, says goodbye and drains. Once.
     pub fn close(&self) {
         if !self.closed.swap(true, Ordering::SeqCst) {
+            // They have nothing with the engine between two pieces.
+            #[cfg(feature = "cuda")]
+            self.device_calls.end(Deadline::after(Instant::now(), CLOSE_LIMIT));
             self.engine.close(Deadline::after(Instant::now(), CLOSE_LIMIT));
             self.connector.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         }

@@ -110,7 +110,8 @@ impl<T: Element> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// When the lengths differ, the copy fails or is not done by the deadline.
+    /// When the lengths differ, the copy fails or is not done by the deadline, or bytes are no elements: of those that nobody
+    /// wrote any may be.
     pub fn read(&self, stream: &Stream, elements: &mut [T], deadline: Deadline) -> Result<()> {
         self.check_length(elements.len())?;
         if self.count == 0 {
@@ -136,7 +137,9 @@ impl<T: Element> DeviceBuffer<T> {
             std::mem::forget(pinned);
             return outcome;
         }
-        // SAFETY: both have this many bytes, and elements are plain data of which the device wrote whole ones.
+        // SAFETY: the pinned memory has as many bytes, which the copy has written.
+        check_elements(T::DATA_TYPE, unsafe { std::slice::from_raw_parts(pinned.pointer(), size_of_val(elements)) })?;
+        // SAFETY: both have this many bytes, which were found to be elements.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 pinned.pointer().cast_const(),
@@ -207,6 +210,18 @@ impl<T> Drop for DeviceBuffer<T> {
             // SAFETY: allocated by `new`. The driver waits for work that uses it.
             unsafe { (self.device.driver().calls().cuMemFree_v2)(self.start) };
         }
+    }
+}
+
+/// That bytes are elements. Any are, but of `bool`.
+fn check_elements(dtype: DataType, bytes: &[u8]) -> Result<()> {
+    let of_bool = if dtype == DataType::Bool { bytes } else { &[] };
+    match of_bool.iter().position(|byte| *byte > 1) {
+        None => Ok(()),
+        Some(at) => Err(Error::invalid(format_args!(
+            "element {at} of a device buffer of bool is {}, 0 or 1 expected; was it written?",
+            bytes[at]
+        ))),
     }
 }
 

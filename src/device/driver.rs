@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::codes;
+use super::context::handle;
 use super::libraries::{self, calls};
 use crate::sys::library::Library;
 use crate::types::{Error, Result};
@@ -30,6 +31,7 @@ calls! {
         cuDevicePrimaryCtxRelease_v2(sys::CUdevice) -> Code;
         cuCtxPushCurrent_v2(sys::CUcontext) -> Code;
         cuCtxPopCurrent_v2(*mut sys::CUcontext) -> Code;
+        cuCtxGetDevice(*mut sys::CUdevice) -> Code;
         cuMemAlloc_v2(*mut sys::CUdeviceptr, usize) -> Code;
         cuMemFree_v2(sys::CUdeviceptr) -> Code;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
@@ -132,6 +134,27 @@ impl Driver {
         let code = unsafe { (self.calls().cuDeviceGetCount)(&mut count) };
         self.check("cuDeviceGetCount", code, String::new)?;
         Ok(usize::try_from(count).unwrap_or_default())
+    }
+
+    /// The number of the device that the calling thread uses; `None` when it uses none yet.
+    ///
+    /// # Errors
+    ///
+    /// When the driver refuses.
+    pub fn current_device(&self) -> Result<Option<usize>> {
+        let mut current: sys::CUdevice = 0;
+        // SAFETY: the argument points to a device to be written.
+        let code = unsafe { (self.calls().cuCtxGetDevice)(&mut current) };
+        if code == sys::CUresult::CUDA_ERROR_INVALID_CONTEXT as c_uint {
+            return Ok(None);
+        }
+        self.check("cuCtxGetDevice", code, String::new)?;
+        for ordinal in 0..self.device_count()? {
+            if handle(self, ordinal)? == current {
+                return Ok(Some(ordinal));
+            }
+        }
+        Ok(None)
     }
 
     /// The number of the device that has the memory at an address; `None` when the driver knows no such memory. Addresses

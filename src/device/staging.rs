@@ -75,16 +75,6 @@ impl Stager {
         self.slots.len()
     }
 
-    /// Copies from now on come after `ready`, in both directions.
-    ///
-    /// # Errors
-    ///
-    /// When the driver refuses.
-    pub fn follow(&self, ready: &Event) -> Result<()> {
-        self.out.wait_for(ready)?;
-        self.back.wait_for(ready)
-    }
-
     /// The memory of a slot, for whoever has awaited what is in it.
     pub fn memory(&mut self, slot: usize) -> *mut u8 {
         self.slots[slot].memory.pointer()
@@ -98,7 +88,7 @@ impl Stager {
     ///
     /// # Safety
     ///
-    /// The segments must be memory of this device, valid until [`await_fetched`](Self::await_fetched) or
+    /// The segments must be memory of this device, valid until [`is_fetched`](Self::is_fetched) or
     /// [`drain`](Self::drain) has said that the copy is done.
     pub unsafe fn fetch(&mut self, slot: usize, segments: &[Segment]) -> Result<()> {
         self.check(slot, segments)?;
@@ -122,13 +112,13 @@ impl Stager {
         slot.fetched.record(&self.out)
     }
 
-    /// Waits until what was fetched into a slot is there. `false`: the deadline passed.
+    /// Whether what was fetched into a slot is there.
     ///
     /// # Errors
     ///
     /// When work on the device failed.
-    pub fn await_fetched(&self, slot: usize, deadline: Deadline) -> Result<bool> {
-        self.slots[slot].fetched.wait(deadline)
+    pub fn is_fetched(&self, slot: usize) -> Result<bool> {
+        self.slots[slot].fetched.is_done()
     }
 
     /// Begins to copy segments from a slot to the device. Does not wait.

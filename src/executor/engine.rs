@@ -1,6 +1,6 @@
 //! The engine: the lock around the state, who drives it, and when it sleeps.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,10 +13,12 @@ use crate::transport::Endpoint;
 use crate::transport::board::Board;
 use crate::types::{CommunicatorId, Deadline, Error, Generation, Result, TransportKind};
 
+mod leading;
 mod patience;
 
+use leading::Until;
 pub use patience::EngineConfig;
-use patience::{POLLS_PER_LOOK, Patience};
+use patience::Patience;
 
 /// Sleeps until something happens on a link.
 pub trait Sleep: Send + Sync {
@@ -113,29 +115,6 @@ const MAX_SLEEP: Duration = Duration::from_millis(500);
 /// How long a rank that ends after a failure tries to reach those who may not have heard of it. A connection within a
 /// host takes a millisecond; a rank that is stopped must not hold the others up.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
-
-/// When a leader stops driving.
-enum Until<'a> {
-    /// The operation has ended, or the deadline has passed.
-    Done(&'a Completion, Option<Deadline>),
-    /// Nothing is in flight, or a thread that waits wants to drive.
-    Idle,
-    /// Nobody is being connected to hear something, or the deadline has passed.
-    Told(Deadline),
-    /// Everything said has been handed to the carriers, or the deadline has passed.
-    Drained(Deadline),
-}
-
-impl Until<'_> {
-    fn is_reached(&self, state: &mut State) -> bool {
-        match self {
-            Until::Done(completion, _) => completion.is_done(),
-            Until::Idle => !state.core.needs_driving() || state.followers > 0 || state.stopping,
-            Until::Told(_) => !state.core.is_telling(),
-            Until::Drained(_) => state.core.active == 0 && state.core.is_drained(),
-        }
-    }
-}
 
 impl Engine {
     /// An engine without connections, and its progress thread.
@@ -409,12 +388,23 @@ impl Engine {
     /// and must end when other ranks give it up. Moves the engine on if nobody does.
     #[cfg(feature = "cuda")]
     pub fn refusal(&self, communicator: CommunicatorId, call: &crate::types::Signature) -> Option<Error> {
+        self.moved_on().core.refusal(communicator, call)
+    }
+
+    /// As [`refusal`](Self::refusal), of what other ranks have told: that one is gone does not count.
+    #[cfg(feature = "cuda")]
+    pub fn abandonment(&self, communicator: CommunicatorId, call: &crate::types::Signature) -> Option<Error> {
+        self.moved_on().core.abandonment(communicator, call)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn moved_on(&self) -> MutexGuard<'_, State> {
         let mut state = self.shared.lock();
         if !state.led && state.config.may_drive() {
             state.core.progress();
             self.shared.after_change(&mut state);
         }
-        state.core.refusal(communicator, call)
+        state
     }
 
     /// The number that the next operation of a communicator has.
@@ -493,137 +483,6 @@ impl Drop for Engine {
         if let Some(progress) = progress {
             // A panic of that thread has been reported by the panic hook; there is nothing left to save.
             let _ = progress.join();
-        }
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.contenders.fetch_add(1, Ordering::Relaxed);
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.contenders.fetch_sub(1, Ordering::Relaxed);
-        state
-    }
-
-    /// Lets other threads at the lock, then takes it again.
-    fn let_in<'a>(&'a self, state: MutexGuard<'a, State>, yields: bool) -> MutexGuard<'a, State> {
-        drop(state);
-        if yields || self.contenders.load(Ordering::Relaxed) > 0 {
-            std::thread::yield_now();
-        } else {
-            std::hint::spin_loop();
-        }
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Wakes the threads whose operations may have ended.
-    fn after_change(&self, state: &mut State) {
-        if std::mem::take(&mut state.core.ended) && state.followers > 0 {
-            self.changed.notify_all();
-        }
-    }
-
-    /// After an operation may have been given up outside of driving: its notices leave now, or with the progress thread.
-    fn tell(&self, state: &mut State) {
-        if !state.led && state.core.active == 0 && state.core.needs_driving() {
-            state.core.progress();
-            self.after_change(state);
-            if state.core.needs_driving() {
-                self.work.notify_one();
-            }
-        }
-    }
-
-    /// Called by a leader that leaves: somebody else drives on.
-    fn leave(&self, state: &mut State) {
-        if state.followers > 0 {
-            self.changed.notify_all();
-        } else if state.core.needs_driving() {
-            self.tell(state);
-            if state.core.active > 0 {
-                self.work.notify_one();
-            }
-        }
-    }
-
-    /// Drives until the goal is reached. The caller has seen that nobody drives.
-    fn lead<'a>(&'a self, mut state: MutexGuard<'a, State>, until: &Until<'_>) -> MutexGuard<'a, State> {
-        state.led = true;
-        let mut polls = 0u32;
-        let mut idle_since: Option<Instant> = None;
-        // Since the last sleep.
-        let mut has_moved = false;
-        loop {
-            let moved = state.core.progress();
-            self.after_change(&mut state);
-            if until.is_reached(&mut state) {
-                break;
-            }
-            if moved {
-                polls = 0;
-                idle_since = None;
-                has_moved = true;
-                state = self.let_in(state, false);
-                continue;
-            }
-            polls += 1;
-            if polls % POLLS_PER_LOOK != 1 {
-                let yields = state.config.yields;
-                state = self.let_in(state, yields);
-                continue;
-            }
-            let now = Instant::now();
-            state.core.check(now);
-            self.after_change(&mut state);
-            // What it ended is told at once, not after a sleep.
-            if until.is_reached(&mut state) {
-                break;
-            }
-            let limit = match until {
-                Until::Done(_, limit) => *limit,
-                Until::Told(limit) | Until::Drained(limit) => Some(*limit),
-                Until::Idle => None,
-            };
-            if limit.is_some_and(|limit| limit.has_passed(now)) {
-                break;
-            }
-            let EngineConfig { spin, yields, .. } = state.config;
-            // The progress thread takes its core from threads that compute. It spins only where the next piece is sure to
-            // come sooner than a wake-up: from in-host peers that have cores of their own, as long as pieces come.
-            let may_spin = || has_moved && !yields && self.sleeper.sleeps_on_memory();
-            let spin = if !matches!(until, Until::Idle) || may_spin() { spin } else { Duration::ZERO };
-            if now.duration_since(*idle_since.get_or_insert(now)) < spin {
-                state = self.let_in(state, yields);
-                continue;
-            }
-            if !state.core.prepare_sleep() {
-                state = self.let_in(state, false);
-                continue;
-            }
-            let limits = [limit.map(|limit| limit.remaining(now)), state.core.time_to_check(now)];
-            let sleep = limits.into_iter().flatten().fold(MAX_SLEEP, Duration::min);
-            drop(state);
-            self.sleeper.sleep(sleep);
-            state = self.lock();
-            polls = 0;
-            has_moved = false;
-        }
-        state.led = false;
-        state
-    }
-
-    /// The progress thread.
-    fn attend(&self) {
-        let mut state = self.lock();
-        while !state.stopping {
-            if state.core.needs_driving() && !state.led && state.followers == 0 {
-                state = self.lead(state, &Until::Idle);
-                if state.followers > 0 {
-                    self.changed.notify_all();
-                }
-            } else {
-                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
         }
     }
 }

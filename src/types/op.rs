@@ -86,6 +86,17 @@ impl ReduceOp {
         }
     }
 
+    /// The operation whose combination is the same for this element type: an average is a sum that is divided at its end,
+    /// and of truths only *and*, *or* and *exclusive or* are left.
+    pub const fn combination(self, dtype: DataType) -> ReduceOp {
+        match (self, dtype) {
+            (ReduceOp::Sum | ReduceOp::Max | ReduceOp::LogicalOr, DataType::Bool) => ReduceOp::BitOr,
+            (ReduceOp::Product | ReduceOp::Min | ReduceOp::LogicalAnd, DataType::Bool) => ReduceOp::BitAnd,
+            (ReduceOp::Average, _) => ReduceOp::Sum,
+            (op, _) => op,
+        }
+    }
+
     /// Whether the operation is defined for this element type. Bitwise operations want integers or `bool`; `bool`
     /// has no average.
     pub const fn supports(self, dtype: DataType) -> bool {

@@ -29,9 +29,10 @@ pub fn inside() {
         // Element e of rank r's block is 10 r + e; one rank has none.
         let all = [0, 1, 20, 21, 22];
         let own: Vec<i32> = (0..COUNTS[rank] as i32).map(|element| 10 * rank as i32 + element).collect();
+        // The first one, of which every rank has elements.
+        run(Call::allgatherv(dtype, &COUNTS), &own, &all);
         run(Call::gatherv(dtype, &COUNTS, 2), &own, &at_root(&all, 2));
         run(Call::scatterv(dtype, &COUNTS, 0), &at_root(&all, 0), &own);
-        run(Call::allgatherv(dtype, &COUNTS), &own, &all);
         run(Call::gather(dtype, 1, 1), &[rank as i32], &at_root(&[0, 1, 2], 1));
         run(Call::scatter(dtype, 1, 1), &at_root(&[0, 1, 2], 1), &[rank as i32]);
         let tripled: Vec<i32> = own.iter().map(|value| 3 * value).collect();

@@ -195,6 +195,7 @@ CALL(cuCtxPopCurrent_v2)(void **context) {
     current.pop_back();
     return OK;
 }
+CALL(cuCtxGetDevice)(int *device) { IN_CONTEXT; *device = (int)current.back() - 1; return OK; }
 static void add(uintptr_t start, size_t bytes, int device, int file = -1) {
     std::lock_guard<std::mutex> hold(global);
     memory[start] = {bytes, device, file};

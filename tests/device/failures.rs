@@ -58,6 +58,31 @@ pub fn arguments() {
     });
 }
 
+#[test]
+fn bytes_that_are_no_bool_are_not_read_as_one() {
+    run("elements");
+}
+
+pub fn elements() {
+    let stream = Stream::new(&Device::open(0).expect("a device")).expect("a stream");
+    let flags = DeviceBuffer::<bool>::new(stream.device(), 3).expect("device memory");
+    let put = |bytes: [u8; 3]| {
+        let source = buffer(&stream, &bytes);
+        // SAFETY: both have three bytes, and the copy is waited for.
+        unsafe { stream.copy(flags.pointer(), source.pointer(), 3) }.expect("a copy");
+        assert!(stream.synchronize(soon()).expect("a copy"));
+    };
+    put([1, 0, 1]);
+    assert_eq!(flags.to_vec(&stream, soon()), Ok(vec![true, false, true]));
+    put([1, 2, 0xa5]);
+    let mut elements = [true; 3];
+    for _ in 0..2 {
+        let error = flags.read(&stream, &mut elements, soon()).expect_err("what is no bool");
+        assert!(error.to_string().contains("element 1 of a device buffer of bool is 2"), "{error}");
+    }
+    assert_eq!(elements, [true; 3], "elements were read");
+}
+
 /// The calls of the driver that can fail; those that give back cannot do anything about it.
 const FUNCTIONS: [&str; 19] = [
     "cuInit",

@@ -10,6 +10,7 @@ mod blocks;
 #[cfg(feature = "nccl")]
 mod elastic;
 mod failures;
+mod given_up;
 mod harness;
 #[cfg(feature = "nccl")]
 #[path = "../elastic/support.rs"]
@@ -21,6 +22,7 @@ mod matrix;
 mod memory;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod nowhere;
 mod nvrtc;
 mod order;
 #[cfg(feature = "nccl")]
@@ -43,6 +45,7 @@ fn scenario() {
         "arguments" => failures::arguments(),
         "owning" => order::owning(),
         "calls" => failures::calls(),
+        "elements" => failures::elements(),
         "nccl" => {}
         name if name.starts_with("nvrtc ") => {}
         #[cfg(feature = "nccl")]
@@ -52,6 +55,8 @@ fn scenario() {
         #[cfg(feature = "nccl")]
         other if other.starts_with("nccl-") => over_nccl::inside(other),
         other if other.starts_with("staged-") => staged::inside(other),
+        name if name.starts_with("give-up") || name.starts_with("shutdown-") => given_up::inside(name),
+        name if name.starts_with("nowhere") => nowhere::inside(name),
         other if other.starts_with("peer-") => over_peers::inside(other),
         other => panic!("there is no scenario {other}"),
     }

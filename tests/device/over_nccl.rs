@@ -117,9 +117,10 @@ fn matrix() {
 
 #[test]
 fn what_was_right_without_nccl_is_right_with_it() {
-    for scenario in ["order", "endless", "owning", "mismatch", "arguments"] {
+    for scenario in ["order", "endless", "owning", "mismatch", "arguments", "give-up", "give-up-queued"] {
         run_with(scenario, &[("PHALANX_TEST_DEVICES", "2")]);
     }
+    run_with("nowhere", &[("PHALANX_TEST_DEVICES", "2"), (WISH, "nccl")]);
 }
 
 #[test]

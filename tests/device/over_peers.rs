@@ -205,7 +205,7 @@ fn shots() {
 
 #[test]
 fn what_was_right_by_the_host_is_right_over_peers() {
-    for scenario in ["order", "endless", "owning", "mismatch", "arguments"] {
+    for scenario in ["order", "endless", "owning", "mismatch", "arguments", "give-up", "give-up-queued", "nowhere"] {
         run(scenario, &[("PHALANX_TEST_DEVICES", "2")]);
     }
     run("peer-mismatch", &[]);

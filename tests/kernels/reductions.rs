@@ -13,17 +13,6 @@ const COUNTS: [usize; 12] = [0, 1, 2, 3, 7, 8, 15, 16, 17, 33, 255, 1027];
 
 const FINISHES: [(u64, f64); 6] = [(1, 1.0), (3, 1.0), (4, 1.0), (1, 0.3), (7, -2.5), (1, f64::NAN)];
 
-/// The kernel of an operation: some are one and the same.
-fn kernel(op: ReduceOp, dtype: DataType) -> String {
-    let op = match (dtype, op) {
-        (DataType::Bool, ReduceOp::Sum | ReduceOp::Max | ReduceOp::LogicalOr) => ReduceOp::BitOr,
-        (DataType::Bool, ReduceOp::Product | ReduceOp::Min | ReduceOp::LogicalAnd) => ReduceOp::BitAnd,
-        (_, ReduceOp::Average) => ReduceOp::Sum,
-        (_, op) => op,
-    };
-    format!("phx_reduce_{op}_{dtype}")
-}
-
 /// How the arrays of a launch lie: the target's offset, and by how much each source's differs from the one before.
 fn layouts(size: usize) -> [(usize, usize); 5] {
     [(0, 0), (size % 16, 0), (0, size), (1, 0), (3, 1)]
@@ -68,7 +57,7 @@ fn reductions_have_the_bits_of_the_host() {
                     if let Some(at) = in_place {
                         parameters.target = parameters.sources[at].cast_mut();
                     }
-                    let name = kernel(op, dtype);
+                    let name = format!("phx_reduce_{}_{dtype}", op.combination(dtype));
                     // SAFETY: the arrays are as the kernel wants them.
                     unsafe { launch(library, &name, &parameters, GRIDS[case % GRIDS.len()]) };
                     let result = in_place.map_or(&own, |at| &arrays[at]).content();

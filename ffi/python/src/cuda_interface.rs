@@ -45,14 +45,14 @@ pub fn view(object: &Bound<'_, PyAny>, ordinal: Option<usize>, is_another_way: b
     let pointer = pointer.unwrap_or(0);
     let stream = if wanted("version")?.extract::<i64>()? < WITH_STREAM { None } else { field("stream")? };
     let stream = stream.map(|stream| named(&stream)).transpose()?;
-    let ordinal = match ordinal {
-        Some(ordinal) => ordinal,
-        // An array of no elements may be nowhere.
-        None if pointer == 0 || shape.contains(&0) => 0,
-        None => device::owner_of(pointer)?,
+    let place = match ordinal {
+        Some(ordinal) => Place::new(object.py(), ordinal, stream)?,
+        // An array of no elements may be nowhere. Its stream is of no use then.
+        None if shape.contains(&0) => Place::open(object.py())?,
+        None => Place::new(object.py(), device::owner_of(pointer)?, stream)?,
     };
-    let place = Some(Place::new(object.py(), ordinal, stream)?);
-    Ok(Some(View { pointer, shape, dtype, writable: !read_only, owner: object.clone().unbind(), place }))
+    let (writable, owner) = (!read_only, object.clone().unbind());
+    Ok(Some(View { pointer, shape, dtype, writable, owner, place: Some(place) }))
 }
 
 /// A stream by its number: 1 is the legacy default stream, 2 the calling thread's default stream.

@@ -19,6 +19,7 @@ use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::buffer::KNOWN;
+use crate::communicator::Ends;
 use crate::cuda_interface;
 use crate::dlpack::{self, View};
 use crate::process::Birth;
@@ -70,6 +71,8 @@ pub struct Place {
     stream: Option<Arc<Stream>>,
     /// Whether nobody knows of the stream, so that results must be there when a wait returns.
     is_awaited: bool,
+    /// Whether it is on no device in truth: memory of no elements, of which nobody says where it is.
+    is_open: bool,
 }
 
 impl Place {
@@ -79,12 +82,27 @@ impl Place {
         // SAFETY: whoever names a stream answers for it, as for the memory: it is one of the device's, and stays until what
         // is done with the memory is over.
         let stream = stream.map(|raw| Arc::new(unsafe { Stream::foreign(&opened.device, raw) }));
-        Ok(Self { opened, is_awaited: stream.is_none(), stream })
+        Ok(Self { opened, is_awaited: stream.is_none(), stream, is_open: false })
     }
 
     /// Memory of a new array.
     pub fn home(py: Python<'_>, ordinal: usize) -> PyResult<Self> {
-        Ok(Self { opened: Opened::of(py, ordinal)?, stream: None, is_awaited: false })
+        Ok(Self { opened: Opened::of(py, ordinal)?, stream: None, is_awaited: false, is_open: false })
+    }
+
+    /// Memory of no elements that is nowhere: taken to be on the device that the calling thread uses, until there is a
+    /// communicator that knows better.
+    pub fn open(py: Python<'_>) -> PyResult<Self> {
+        let current = driver()?.current_device()?;
+        Ok(Self { is_open: true, ..Self::home(py, current.unwrap_or_default())? })
+    }
+
+    /// The place of memory that is given to a communicator: where it is nowhere, that of the communicator's calls.
+    pub fn within(self, py: Python<'_>, communicator: &comm::Communicator) -> PyResult<Self> {
+        match communicator.device_of_calls().filter(|_| self.is_open) {
+            Some(device) => Ok(Self { is_open: true, ..Self::home(py, device.ordinal())? }),
+            None => Ok(self),
+        }
     }
 
     fn stream(&self) -> &Stream {
@@ -201,6 +219,22 @@ impl Pending {
         Some(self.outcome.get_or_init(|| outcome).clone())
     }
 
+    /// As [`wait_for`](Self::wait_for), until it has ended. Asks `go_on` about every `period` whether to wait on; when it
+    /// says no, the call is given up on every rank, and nothing writes its memory any more.
+    pub fn wait_while(&self, period: Duration, go_on: &mut dyn FnMut() -> bool) -> types::Result<()> {
+        loop {
+            if let Some(outcome) = self.wait_for(period) {
+                return outcome;
+            }
+            if !go_on() {
+                self.handle.give_up("the wait was interrupted");
+                // Of a call that ended well before, the last copies are waited for.
+                let outcome = self.wait_for(COPY_LIMIT);
+                return outcome.unwrap_or_else(|| Err(Error::internal("a wait ended before its operation")));
+            }
+        }
+    }
+
     /// Whether it has ended by the deadline.
     fn settle(&self, deadline: Deadline) -> types::Result<bool> {
         for place in &self.places {
@@ -235,12 +269,6 @@ impl Pending {
     }
 }
 
-/// Where a call's memory is: the place and the address of its input and of its output.
-pub struct Ends<'a> {
-    pub input: Option<(&'a Place, usize)>,
-    pub output: Option<(&'a Place, usize)>,
-}
-
 /// Starts a call. Its memory was checked to have the elements that the call needs, and is held by `keep`.
 pub fn start(
     py: Python<'_>,
@@ -250,12 +278,16 @@ pub fn start(
     keep: Box<dyn Any + Send>,
 ) -> PyResult<Pending> {
     let Ends { input, output } = ends;
-    if let (Some((input, _)), Some((output, _))) = (input, output)
+    let mut places: Vec<Place> = [input, output].into_iter().flatten().map(|(place, _)| (*place).clone()).collect();
+    // What is nowhere is where the rest is.
+    if places.iter().any(|place| !place.is_open) {
+        places.retain(|place| !place.is_open);
+    }
+    if let [input, output] = &places[..]
         && input.ordinal() != output.ordinal()
     {
         return Err(invalid(two_devices(input, output)));
     }
-    let places: Vec<Place> = [input, output].into_iter().flatten().map(|(place, _)| (*place).clone()).collect();
     let known = places.iter().find(|place| place.stream.is_some()).or(places.first());
     let Some(place) = known else { return Err(invalid("neither input nor output given")) };
     place.opened.birth.check()?;
@@ -293,14 +325,14 @@ pub fn view_by_interface(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
     cuda_interface::view(object, None, false)
 }
 
+fn driver() -> PyResult<Driver> {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner).first().cloned();
+    Ok(opened.map_or_else(Driver::load, |opened| Ok(opened.device.driver().clone()))?)
+}
+
 /// The number of the device that has the memory at an address.
 pub fn owner_of(pointer: usize) -> PyResult<usize> {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner).first().cloned();
-    let driver = match opened {
-        Some(opened) => opened.device.driver().clone(),
-        None => Driver::load()?,
-    };
-    let owner = driver.owner_of(pointer as u64)?;
+    let owner = driver()?.owner_of(pointer as u64)?;
     owner.ok_or_else(|| invalid(format_args!("memory at {pointer:#x} given, which is not that of a CUDA device")))
 }
 

@@ -30,6 +30,13 @@ impl Started {
         }
     }
 
+    fn wait_while(&self, period: Duration, go_on: &mut dyn FnMut() -> bool) -> types::Result<()> {
+        match self {
+            Self::OnHost(handle) => handle.wait_while(period, go_on),
+            Self::OnDevice(pending) => pending.wait_while(period, go_on),
+        }
+    }
+
     fn poll(&self) -> Option<types::Result<()>> {
         match self {
             Self::OnHost(handle) => handle.poll(),
@@ -52,15 +59,13 @@ impl Handle {
         Self { inner, birth, life, generation }
     }
 
-    /// With `wait`, waits for the end, and gives the operation up on every rank when a signal's handler raises. One on
-    /// device memory goes on, and keeps its memory until it ends.
+    /// With `wait`, waits for the end, and gives the operation up on every rank when a signal's handler raises.
     pub fn finish(self, py: Python<'_>, wait: bool) -> PyResult<Option<Self>> {
         if !wait {
             return Ok(Some(self));
         }
-        let Started::OnHost(handle) = &self.inner else { return self.wait(py, None).map(|()| None) };
         let mut signals = Signals::default();
-        let outcome = py.detach(|| handle.wait_while(SIGNAL_PERIOD, &mut || signals.are_quiet()));
+        let outcome = py.detach(|| self.inner.wait_while(SIGNAL_PERIOD, &mut || signals.are_quiet()));
         signals.outcome(py, self.life.judge(self.generation, outcome)).map(|()| None)
     }
 }

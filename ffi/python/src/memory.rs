@@ -1,6 +1,7 @@
 //! Where a call's elements are: an address, a count, a type, the device if it is not host memory, and the Python object
 //! that keeps them there.
 
+use phalanx::comm;
 use phalanx::python::invalid;
 use phalanx::types::DataType;
 use pyo3::exceptions::PyTypeError;
@@ -67,6 +68,12 @@ impl Memory {
 
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size()
+    }
+
+    /// The memory as a communicator's call takes it: on the device of its calls, if it is nowhere.
+    pub fn within(mut self, py: Python<'_>, communicator: &comm::Communicator) -> PyResult<Self> {
+        self.place = self.place.map(|place| place.within(py, communicator)).transpose()?;
+        Ok(self)
     }
 
     fn new(pointer: usize, shape: Vec<usize>, dtype: DataType, writable: bool, owner: Owner) -> PyResult<Self> {

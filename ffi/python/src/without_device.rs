@@ -8,6 +8,7 @@ use phalanx::types;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use crate::communicator::Ends;
 use crate::dlpack::View;
 
 fn refused() -> PyErr {
@@ -27,6 +28,14 @@ impl Place {
 
     pub fn home(_py: Python<'_>, _ordinal: usize) -> PyResult<Self> {
         Err(refused())
+    }
+
+    pub fn open(_py: Python<'_>) -> PyResult<Self> {
+        Err(refused())
+    }
+
+    pub fn within(self, _py: Python<'_>, _communicator: &comm::Communicator) -> PyResult<Self> {
+        match self {}
     }
 
     pub fn ordinal(&self) -> usize {
@@ -67,14 +76,13 @@ impl Pending {
         match *self {}
     }
 
+    pub fn wait_while(&self, _period: Duration, _go_on: &mut dyn FnMut() -> bool) -> types::Result<()> {
+        match *self {}
+    }
+
     pub fn poll(&self) -> Option<types::Result<()>> {
         match *self {}
     }
-}
-
-pub struct Ends<'a> {
-    pub input: Option<(&'a Place, usize)>,
-    pub output: Option<(&'a Place, usize)>,
 }
 
 pub fn start(

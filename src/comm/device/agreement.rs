@@ -1,10 +1,11 @@
-//! What carries a communicator's device calls: agreed on by all ranks with the first of them.
+//! What carries a communicator's device calls: agreed on by all ranks with the first of them of which every rank has
+//! elements, and so a device.
 //!
 //! Each rank tells all others what it has (its [`Record`]), over the host communicator beneath. From the same records
 //! [`decide`] makes the same choice on every rank, and says why.
 
 use crate::bootstrap::{DEVICE_COLLECTIVES, DeviceCollectives, Variables, settings};
-use crate::comm::call::Call;
+use crate::comm::call::{Call, Extent};
 use crate::device::{Device, DeviceIdentity};
 use crate::types::{DataType, Error, Result};
 
@@ -91,6 +92,23 @@ impl Agreed {
             return Err(Failure::Network(cause));
         }
         Ok(Self { carrier: Carrier::Staged, why_not: Some(cause.to_string()), ..self })
+    }
+}
+
+/// Whether every rank has elements of such a call. Until there is one, calls go by the host: a rank without elements may
+/// not know yet on which device it will have some.
+pub(super) fn is_due(call: &Call, size: usize) -> bool {
+    // Counts of an exchange are known to sender and receiver only.
+    let is_known = !matches!(call.extent, Extent::Exchange { .. });
+    is_known && (0..size).all(|rank| call.buffer_counts(rank, size) != (0, 0))
+}
+
+/// Whether no rank has elements of such a call, as far as all ranks know.
+pub(super) fn is_void(call: &Call) -> bool {
+    match &call.extent {
+        Extent::Whole(count) | Extent::Equal(count) => *count == 0,
+        Extent::Blocks(counts) => counts.iter().all(|count| *count == 0),
+        Extent::Exchange { .. } => false,
     }
 }
 

@@ -17,6 +17,7 @@
 mod agreement;
 #[cfg(feature = "nccl")]
 mod as_nccl;
+mod outcome;
 #[cfg(feature = "nccl")]
 mod over_nccl;
 mod over_peers;
@@ -35,13 +36,15 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub(super) use self::outcome::InFlight;
+use self::outcome::Outcome;
 #[cfg(feature = "nccl")]
 pub(super) use self::over_nccl::NcclPlace;
-use self::worker::{Job, Outcome, Worker};
+use self::worker::{Job, Worker};
 use super::call::Call;
 use super::communicator::Communicator;
 use super::handle::Handle;
-use crate::device::{DeviceBuffer, Event, Stream};
+use crate::device::{Device, DeviceBuffer, Event, Stream};
 use crate::types::{Deadline, Element, Error, Reduction, Result, Signature};
 
 /// How much longer than its deadline a call may take to be told: what is under way on the device is waited for.
@@ -65,8 +68,8 @@ pub(super) struct DeviceCalls {
     dead: Arc<Mutex<Option<Error>>>,
     /// What carried the last call.
     carrier: Arc<Mutex<Option<DeviceCarrier>>>,
-    /// The device of the first call, and so of all.
-    ordinal: OnceLock<usize>,
+    /// The device of the first call of which this rank had elements, and so of all such calls.
+    device: OnceLock<Device>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -80,8 +83,8 @@ impl DeviceCalls {
         let thread = thread.map_err(|error| {
             Error::environment(format_args!("cannot start a thread: {error}"), "see the limits on threads and memory")
         })?;
-        let (jobs, ordinal) = (ManuallyDrop::new(jobs), OnceLock::new());
-        Ok(Self { communicator, jobs, dead, carrier, ordinal, thread: Some(thread) })
+        let (jobs, device) = (ManuallyDrop::new(jobs), OnceLock::new());
+        Ok(Self { communicator, jobs, dead, carrier, device, thread: Some(thread) })
     }
 }
 
@@ -130,6 +133,15 @@ impl DeviceHandle {
     /// Whether the call has ended, well or not. Does not wait.
     pub fn is_done(&self) -> bool {
         self.outcome.get().is_some()
+    }
+
+    /// Gives the call up on every rank, unless it has ended. When this returns, its memory is the caller's again.
+    ///
+    /// As with any call that fails, device calls on its communicator are over then, on every rank.
+    pub fn give_up(&self, why: &str) {
+        self.outcome.give_up(Error::invalid(why));
+        // What is under way on the device is waited for. Should the device not come to an end, its memory is kept.
+        let _ = self.outcome.wait(GRACE);
     }
 
     fn settle(&self, outcome: Result<Arc<Event>>, stream: &Stream) -> Result<()> {
@@ -299,13 +311,19 @@ impl Communicator {
         if let Some(cause) = calls.dead.lock().unwrap_or_else(PoisonError::into_inner).clone() {
             return Err(cause);
         }
+        let given = stream.device();
         // What has no elements may be nowhere, and is on any device.
-        let given = stream.device().ordinal();
-        let first = if inputs + outputs == 0 { given } else { *calls.ordinal.get_or_init(|| given) };
-        if given != first {
+        let device = if inputs + outputs > 0 {
+            calls.device.get_or_init(|| given.clone())
+        } else {
+            calls.device.get().unwrap_or(given)
+        };
+        if inputs + outputs > 0 && device != given {
             return Err(Error::invalid(format_args!(
-                "a stream of device {given} given, but the calls of this communicator are on device {first}; a subgroup of \
-                 all ranks has calls of its own"
+                "a stream of device {} given, but the calls of this communicator are on device {}; a subgroup of all ranks \
+                 has calls of its own",
+                given.ordinal(),
+                device.ordinal()
             )));
         }
         let ready = Event::new(stream.device())?;
@@ -316,7 +334,7 @@ impl Communicator {
             call: call.clone(),
             input,
             output,
-            device: stream.device().clone(),
+            device: device.clone(),
             ready,
             communicator: calls.communicator.with_settings(self.settings()),
             deadline,
@@ -324,6 +342,7 @@ impl Communicator {
             keep,
             outcome: outcome.clone(),
         };
+        self.inner.world.device_calls.add(&outcome);
         // A thread that is gone drops the job, which tells its outcome.
         let _ = calls.jobs.send(job);
         Ok(DeviceHandle { outcome, deadline })
@@ -334,6 +353,11 @@ impl Communicator {
     pub fn device_carrier(&self) -> Option<DeviceCarrier> {
         let calls = self.inner.device.get()?;
         *calls.carrier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device of this communicator's calls: that of the first one of which this rank had elements.
+    pub fn device_of_calls(&self) -> Option<&Device> {
+        self.inner.device.get()?.device.get()
     }
 
     fn device_calls(&self) -> Result<&DeviceCalls> {
@@ -363,6 +387,11 @@ impl Communicator {
     #[cfg(feature = "nccl")]
     fn is_over(&self) -> bool {
         self.inner.world.engine.is_over(self.inner.id)
+    }
+
+    /// As [`refusal`](Self::refusal), of what is told of the call: that a rank is gone does not count.
+    fn abandonment(&self, call: &Signature) -> Option<Error> {
+        self.inner.world.engine.abandonment(self.inner.id, call)
     }
 
     /// Takes the next place in the order of calls, and gives it up on every rank.

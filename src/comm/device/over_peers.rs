@@ -99,9 +99,8 @@ impl OverPeers {
             Extent::Exchange { .. } => return None,
         };
         let op = call.reduction.as_ref().map(|reduction| reduction.op);
-        // What has no elements may be on another device. A forced algorithm is one of the host's.
-        if call.selection_elements(size) == 0
-            || matches!(call.collective, Collective::Barrier | Collective::SendRecv)
+        // A forced algorithm is one of the host's.
+        if matches!(call.collective, Collective::Barrier | Collective::SendRecv)
             || op == Some(ReduceOp::User)
             || job.communicator.settings().algorithm.is_some()
         {
@@ -148,16 +147,12 @@ impl OverPeers {
         Ok(done)
     }
 
-    /// Ends what is on the device. `false`: it may still have work with the memory of a call.
-    pub fn give_up(self) -> bool {
+    /// Ends what is on the device. `false`: it may still have work with the memory of a call, and with this: better lost
+    /// than used again.
+    pub fn give_up(&self) -> bool {
         self.peers.abort();
         let deadline = Deadline::after(Instant::now(), DRAIN_LIMIT);
-        let drained = self.peers.stream().synchronize(deadline).is_ok_and(|done| done);
-        if !drained {
-            // Still used by the device: better lost than used again.
-            std::mem::forget(self.peers);
-        }
-        drained
+        self.peers.stream().synchronize(deadline).is_ok_and(|done| done)
     }
 
     /// Lets go of the others' memory, and frees its own when they have let go of it, too.

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use super::pieces::{Pieces, SLOT_BYTES};
+use super::waiting::wait_apart;
 use super::worker::{Failure, Job, late};
 use crate::comm::buffer::Buffer;
 use crate::comm::handle::Handle;
@@ -34,7 +35,8 @@ impl Staged {
         let (count, bytes) = (pieces.count(), piece(0).bytes);
         let stager = with_slots(stager, job, bytes)?;
         let slots = stager.slot_count();
-        stager.follow(&job.ready)?;
+        // Nothing is put on the device before its turn, so that a call which is given up leaves nothing there.
+        wait_apart(job, |_| Ok(job.ready.is_done()?.then_some(())), || late(job))?;
         for number in 0..count.min(slots) {
             // SAFETY: whoever made the job answers for its memory until its outcome is told, and after a failure that is
             // not before everything is drained.
@@ -42,9 +44,7 @@ impl Staged {
         }
         for number in 0..count {
             let slot = number % slots;
-            if !stager.await_fetched(slot, job.deadline)? {
-                return Err(Failure::Own(late(job)));
-            }
+            wait_apart(job, |_| Ok(stager.is_fetched(slot)?.then_some(())), || late(job))?;
             let piece = piece(number);
             let start = stager.memory(slot);
             let timeout = job.deadline.remaining(Instant::now());
@@ -81,6 +81,16 @@ impl Staged {
     pub fn let_go(&mut self) {
         self.stager = None;
     }
+}
+
+/// A call of which this rank has no elements. It touches no device: it need not know one.
+pub(super) fn carry_out_nothing(job: &Job) -> Result<Event, Failure> {
+    // A mark that is nowhere, and counts as come.
+    let done = Event::new(&job.device)?;
+    let pieces = Pieces::new(&job.call, job.communicator.rank(), job.communicator.size());
+    // SAFETY: there are no elements here.
+    unsafe { job.run(&pieces.piece(0, 0, 0).call, std::ptr::null(), std::ptr::null_mut())? };
+    Ok(done)
 }
 
 /// A stager with slots of at least so many bytes.
@@ -120,7 +130,7 @@ fn land(
     flying: &mut VecDeque<(usize, Handle)>,
 ) -> Result<(), Failure> {
     let Some((number, handle)) = flying.pop_front() else { return Ok(()) };
-    handle.wait().map_err(Failure::Network)?;
+    job.await_host(&handle).map_err(Failure::Network)?;
     let slots = stager.slot_count();
     let piece = |number| pieces.piece(number, job.input, job.output);
     // SAFETY: as in `carry_out`.

@@ -18,7 +18,7 @@ pub(super) fn signature(job: &Job) -> Signature {
     job.call.signature(algorithm, job.communicator.settings().deterministic, job.communicator.size())
 }
 
-/// Asks until there is an answer, another rank gives the call up, or its deadline passes; `detail` says what was waited
+/// Asks until there is an answer, somebody gives the call up, or its deadline passes; `detail` says what was waited
 /// for.
 pub(super) fn wait<T>(
     job: &Job,
@@ -38,17 +38,41 @@ pub(super) fn wait<T>(
 /// As [`wait`], with words of its own for what is late.
 pub(super) fn wait_until<T>(
     job: &Job,
-    mut ask: impl FnMut(Instant) -> Result<Option<T>, Failure>,
+    ask: impl FnMut(Instant) -> Result<Option<T>, Failure>,
     late: impl FnOnce() -> Error,
 ) -> Result<T, Failure> {
     let signature = signature(job);
+    poll(job, ask, late, || job.communicator.refusal(&signature))
+}
+
+/// As [`wait_until`], where other ranks may be done with the call: that one is gone is not known to matter yet.
+pub(super) fn wait_apart<T>(
+    job: &Job,
+    ask: impl FnMut(Instant) -> Result<Option<T>, Failure>,
+    late: impl FnOnce() -> Error,
+) -> Result<T, Failure> {
+    let signature = signature(job);
+    poll(job, ask, late, || job.communicator.abandonment(&signature))
+}
+
+fn poll<T>(
+    job: &Job,
+    mut ask: impl FnMut(Instant) -> Result<Option<T>, Failure>,
+    late: impl FnOnce() -> Error,
+    told: impl Fn() -> Option<Error>,
+) -> Result<T, Failure> {
     let mut polls = 0;
     loop {
         let now = Instant::now();
         let is_late = job.deadline.has_passed(now);
         let looks = is_late || polls >= SPINS || polls % SPINS_PER_LOOK == 0;
-        if looks && let Some(cause) = job.communicator.refusal(&signature) {
-            return Err(Failure::Network(cause));
+        if looks {
+            if let Some(cause) = job.outcome.given_up() {
+                return Err(Failure::Own(cause));
+            }
+            if let Some(cause) = told() {
+                return Err(Failure::Network(cause));
+            }
         }
         if is_late {
             return Err(Failure::Own(late()));

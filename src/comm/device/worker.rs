@@ -10,24 +10,29 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "nccl")]
 use std::sync::MutexGuard;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use super::DeviceCarrier;
 use super::agreement::{self, Agreed, OverPeersWish};
+use super::outcome::Outcome;
 #[cfg(feature = "nccl")]
 use super::over_nccl::{NcclPlace, OverNccl};
 use super::over_peers::OverPeers;
-use super::staged::Staged;
+use super::staged::{self, Staged};
 #[cfg(feature = "nccl")]
 use super::succession;
 use crate::comm::call::Call;
 use crate::comm::communicator::Communicator;
+use crate::comm::handle::Handle;
 use crate::device::{Device, Event};
 use crate::types::{Algorithm, Deadline, Error, Result};
 
 /// How often the thread looks whether what it keeps can be let go of.
 const PERIOD: Duration = Duration::from_millis(1);
+
+/// How often it looks whether a call that is with the network was given up.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A call to be done.
 pub(super) struct Job {
@@ -50,40 +55,42 @@ impl Job {
     /// Runs `call` on host memory on the way of this job's call, whose signature it bears: a rank that makes another
     /// call is found out. `number` tells such calls on one way apart.
     pub fn tell(&self, call: Call, number: u8, input: &[u8], output: &mut [u8]) -> Result<(), Failure> {
-        let communicator = self.communicator.with_timeout(self.deadline.remaining(Instant::now()));
         let call = call.on_the_way_of(&self.call, number, self.carrier.get());
         let input = if input.is_empty() { std::ptr::null() } else { input.as_ptr() };
         // SAFETY: the callers give as many bytes as their calls of bytes need, borrowed until the call has ended.
-        let outcome = unsafe { communicator.run(&call, input, output.as_mut_ptr()) };
+        unsafe { self.run(&call, input, output.as_mut_ptr()) }
+    }
+
+    /// Runs a call on host memory, by the deadline of this job's.
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::run`].
+    pub unsafe fn run(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<(), Failure> {
+        let communicator = self.communicator.with_timeout(self.deadline.remaining(Instant::now()));
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { communicator.run_with(call, input, output, |handle| self.await_host(handle)) };
         // Whatever it is, all ranks meet it here.
         outcome.map_err(Failure::Network)
     }
-}
 
-/// What became of a call.
-#[derive(Default)]
-pub(super) struct Outcome {
-    told: Mutex<Option<Result<Arc<Event>>>>,
-    changed: Condvar,
-}
-
-impl Outcome {
-    /// Ends the call, once: what comes later is not heard.
-    fn tell(&self, outcome: Result<Arc<Event>>) {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
-        self.changed.notify_all();
+    /// Waits for a part of this job that is with the network, and gives it up on every rank when the job is.
+    pub fn await_host(&self, handle: &Handle) -> Result<()> {
+        loop {
+            if let Some(outcome) = handle.wait_for(LOOK) {
+                return outcome;
+            }
+            if let Some(cause) = self.outcome.given_up() {
+                handle.give_up_for(cause);
+                return handle.wait();
+            }
+        }
     }
 
-    /// What became of it, if it has ended.
-    pub fn get(&self) -> Option<Result<Arc<Event>>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Waits for it, at most `limit`.
-    pub fn wait(&self, limit: Duration) -> Option<Result<Arc<Event>>> {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = self.changed.wait_timeout_while(told, limit, |told| told.is_none());
-        told.unwrap_or_else(PoisonError::into_inner).0.clone()
+    /// Whether this rank has elements of the call, and so memory on a device.
+    pub fn has_elements(&self) -> bool {
+        let (inputs, outputs) = self.call.buffer_counts(self.communicator.rank(), self.communicator.size());
+        inputs + outputs > 0
     }
 }
 
@@ -237,7 +244,10 @@ impl Worker {
         if let Some(cause) = dead {
             return job.outcome.tell(Err(cause));
         }
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.carry_out(&job)));
+        let outcome = match job.outcome.begin() {
+            Ok(()) => catch_unwind(AssertUnwindSafe(|| self.carry_out(&job))),
+            Err(cause) => Ok(Err(Failure::Own(cause))),
+        };
         let failure = match outcome {
             Ok(Ok(event)) => {
                 let event = Arc::new(event);
@@ -261,21 +271,23 @@ impl Worker {
         self.dead.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| cause.clone());
         // The memory is the caller's again once the device has no work with it.
         let drained = self.staged.drain();
-        self.staged.let_go();
         #[cfg(feature = "nccl")]
         let drained = self.give_up_nccl(&cause) && drained;
-        let drained = self.peers.take().is_none_or(OverPeers::give_up) && drained;
-        if !drained {
+        let peers_drained = self.peers.as_ref().is_none_or(OverPeers::give_up);
+        if !drained || !peers_drained {
             std::mem::forget(job.keep.take());
         }
         job.outcome.tell(Err(cause));
+        // To give memory back waits for whatever else is on the device.
+        self.staged.let_go();
+        let peers = self.peers.take();
+        if !peers_drained {
+            std::mem::forget(peers);
+        }
     }
 
     /// Does what a job asks for, by whatever carries it.
     fn carry_out(&mut self, job: &Job) -> Result<Event, Failure> {
-        if self.agreed.is_none() {
-            self.agreed = Some(self.agree(job)?);
-        }
         let carrier = self.carrier.clone();
         let carried_by = |what| {
             job.carrier.set(match what {
@@ -285,22 +297,26 @@ impl Worker {
             });
             *carrier.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
         };
+        if self.agreed.is_none() && agreement::is_due(&job.call, job.communicator.size()) {
+            self.agreed = Some(self.agree(job)?);
+        }
+        let is_void = agreement::is_void(&job.call);
         #[cfg(feature = "nccl")]
-        if let Some(mut held) = self.own_nccl(&self.nccl)
+        if let Some(mut held) = self.own_nccl(&self.nccl).filter(|_| !is_void)
             && let Some(nccl) = held.as_mut()
             && let Some(collective) = nccl.carries(job)
         {
             carried_by(DeviceCarrier::Nccl);
             return nccl.carry_out(job, collective);
         }
-        if let Some(call) = OverPeers::carries(job)
+        if let Some(call) = OverPeers::carries(job).filter(|_| !is_void)
             && let Some(peers) = self.peers(job)?
         {
             carried_by(DeviceCarrier::Peers);
             return peers.carry_out(job, call);
         }
         carried_by(DeviceCarrier::Staged);
-        self.staged.carry_out(job)
+        if job.has_elements() { self.staged.carry_out(job) } else { staged::carry_out_nothing(job) }
     }
 
     /// Memory of peers, if it is used; made ready with the first call that may go over it.

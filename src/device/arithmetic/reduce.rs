@@ -163,13 +163,7 @@ impl Arithmetic {
     }
 }
 
-/// The name of an operation's kernel: some are one and the same.
+/// The name of an operation's kernel.
 pub(in crate::device) fn reduce_kernel(op: ReduceOp, dtype: DataType) -> String {
-    let op = match (dtype, op) {
-        (DataType::Bool, ReduceOp::Sum | ReduceOp::Max | ReduceOp::LogicalOr) => ReduceOp::BitOr,
-        (DataType::Bool, ReduceOp::Product | ReduceOp::Min | ReduceOp::LogicalAnd) => ReduceOp::BitAnd,
-        (_, ReduceOp::Average) => ReduceOp::Sum,
-        (_, op) => op,
-    };
-    format!("phx_reduce_{op}_{dtype}")
+    format!("phx_reduce_{}_{dtype}", op.combination(dtype))
 }

@@ -162,10 +162,28 @@ impl Core {
         self.forgo_boards(tag, cause, true);
     }
 
-    /// Why the next operation of a communicator would fail, if that is known: its view is over, another rank gave it up
-    /// or learnt late of one before, a member is gone.
+    /// Why the next operation of a communicator would fail, if that is known: what `abandonment` says, or a member is gone.
     #[cfg(feature = "cuda")]
     pub fn refusal(&self, communicator: crate::types::CommunicatorId, call: &crate::types::Signature) -> Option<Error> {
+        let lost = || {
+            let channel = self.channels.get(&communicator)?;
+            let gone = channel.members.iter().enumerate().find_map(|(rank, &member)| match &self.peers[member] {
+                Peer::Gone(detail) => Some(channel.failure(rank, call, detail)),
+                _ => None,
+            });
+            gone.map(|cause| self.seen(communicator, cause))
+        };
+        self.abandonment(communicator, call).or_else(lost)
+    }
+
+    /// Why the next operation of a communicator would fail, if that was told: its view is over, another rank gave it up or
+    /// learnt late of one before.
+    #[cfg(feature = "cuda")]
+    pub fn abandonment(
+        &self,
+        communicator: crate::types::CommunicatorId,
+        call: &crate::types::Signature,
+    ) -> Option<Error> {
         let channel = self.channels.get(&communicator)?;
         if let Some(cause) = &channel.over {
             return Some(cause.clone());
@@ -174,13 +192,7 @@ impl Core {
             return Some(Error::Closed { what: call.to_string().into() });
         }
         let given_up = channel.abort_cause(channel.next_sequence).or(channel.late_failure.as_ref()).cloned();
-        let lost = || {
-            channel.members.iter().enumerate().find_map(|(rank, &member)| match &self.peers[member] {
-                Peer::Gone(detail) => Some(channel.failure(rank, call, detail)),
-                _ => None,
-            })
-        };
-        given_up.or_else(lost).map(|cause| self.seen(communicator, cause))
+        given_up.map(|cause| self.seen(communicator, cause))
     }
 
     /// The number that the next operation of a communicator has.

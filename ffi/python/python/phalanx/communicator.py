@@ -360,7 +360,7 @@ class Communicator:
     # From all to one and to all
 
     def _allgather(self, array: T, out: Any, wait: bool) -> tuple[T, Waitable | None]:
-        memory = Memory.of(array)
+        memory = self.native.memory_of(array)
         shape = memory.shape
         rows = exchange_rows("allgather", self.native, memory.dtype, shape)
         result: T = new_like(array, memory, [sum(rows), *shape[1:]]) if out is None else out
@@ -376,7 +376,7 @@ class Communicator:
         return self.start(lambda view, wait: view._allgather(array, out, wait))
 
     def _gather(self, array: T, root_rank: int, wait: bool) -> tuple[T | None, _native.Handle | None]:
-        memory = Memory.of(array)
+        memory = self.native.memory_of(array)
         shape, root = memory.shape, self.rank_here(root_rank)
         rows = exchange_rows("gather", self.native, memory.dtype, shape)
         result: T | None = None
@@ -397,7 +397,7 @@ class Communicator:
         self, array: T, splits: Sequence[int] | None, wait: bool
     ) -> tuple[tuple[T, list[int]], Waitable | None]:
         self.check_members("alltoall")
-        memory = Memory.of(array)
+        memory = self.native.memory_of(array)
         shape = memory.shape
         sent, received = exchange_splits("alltoall", self.native, memory.dtype, shape, splits)
         result: T = new_like(array, memory, [sum(received), *shape[1:]])

@@ -115,3 +115,11 @@ class Job:
         """What ranks told under a name: their slots, and their words."""
         found = re.findall(rf"(?m)^\[\d+\] {what}: (\d+) \d+ ?(.*)$", self.text)
         return [(int(slot), words) for slot, words in found]
+
+
+def check_ends(job: Job, slots: list[int]) -> None:
+    """All that are left ended alike."""
+    ends = job.told("end")
+    assert sorted(slot for slot, _ in ends) == slots, job.text
+    assert len({words for _, words in ends}) == 1, ends
+    assert "Traceback" not in job.text, job.text

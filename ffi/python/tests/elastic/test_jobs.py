@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import PATIENCE, PRELUDE, Job
+from jobs import PATIENCE, PRELUDE, Job, check_ends
 
 pytest.importorskip("numpy")
 
@@ -58,14 +58,6 @@ train(state)
 tell("end", state.step, hashlib.sha256(state.total.tobytes()).hexdigest()[:16], *elastic.members())
 phalanx.shutdown()
 """
-
-
-def check_ends(job: Job, slots: list[int]) -> None:
-    """All that are left ended alike."""
-    ends = job.told("end")
-    assert sorted(slot for slot, _ in ends) == slots, job.text
-    assert len({words for _, words in ends}) == 1, ends
-    assert "Traceback" not in job.text, job.text
 
 
 @pytest.mark.parametrize("slot", [0, 1, 3])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import PATIENCE, PRELUDE, Job
+from jobs import PATIENCE, PRELUDE, Job, check_ends
 
 pytest.importorskip("torch")
 
@@ -97,14 +97,6 @@ tell("end", state.step, state.epoch, digest(model.parameters()), digest(moments)
 hvd.shutdown()
 """
 )
-
-
-def check_ends(job: Job, slots: list[int]) -> None:
-    """All that are left ended alike."""
-    ends = job.told("end")
-    assert sorted(slot for slot, _ in ends) == slots, job.text
-    assert len({words for _, words in ends}) == 1, ends
-    assert "Traceback" not in job.text, job.text
 
 
 @pytest.mark.parametrize("kind", ["plain", "fp16", "kept"])

@@ -21,6 +21,7 @@ __all__ = [
     "ByDlpack",
     "ByInterface",
     "Memory",
+    "On",
     "Stream",
     "calls",
     "driver",
@@ -67,7 +68,7 @@ def _call(name: str, *arguments: Any) -> None:
     assert code == 0, f"{name}: {code}"
 
 
-class _On:
+class On:
     """A device's context, the calling thread's for a while."""
 
     _contexts: dict[int, ctypes.c_void_p] = {}  # noqa: RUF012
@@ -132,7 +133,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def order(device: int, later: int, earlier: int) -> None:
     """What is put on one stream from now on comes after what is on another one."""
-    with _On(device):
+    with On(device):
         event = ctypes.c_void_p()
         _call("cuEventCreate", ctypes.byref(event), 0)
         _call("cuEventRecord", event, ctypes.c_void_p(earlier))
@@ -146,7 +147,7 @@ class Stream:
     def __init__(self, device: int) -> None:
         self.device = device
         handle = ctypes.c_void_p()
-        with _On(device):
+        with On(device):
             _call("cuStreamCreate", ctypes.byref(handle), 1)
         assert handle.value is not None
         self.handle: int = handle.value
@@ -159,7 +160,7 @@ class Stream:
         """Puts a copy on the stream; the values are taken at once."""
         if values.nbytes:
             source = np.ascontiguousarray(values)
-            with _On(self.device):
+            with On(self.device):
                 _call(
                     "cuMemcpyHtoDAsync_v2",
                     ctypes.c_void_p(address),
@@ -174,17 +175,17 @@ class Stream:
         if made.nbytes:
             pinned = ctypes.c_void_p()
             stream = ctypes.c_void_p(self.handle)
-            with _On(self.device):
+            with On(self.device):
                 _call("cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(made.nbytes), 0)
                 _call("cuMemcpyDtoHAsync_v2", pinned, ctypes.c_void_p(address), ctypes.c_size_t(made.nbytes), stream)
             self.synchronize()
             ctypes.memmove(made.ctypes.data, pinned, made.nbytes)
-            with _On(self.device):
+            with On(self.device):
                 _call("cuMemFreeHost", pinned)
         return made
 
     def synchronize(self) -> None:
-        with _On(self.device):
+        with On(self.device):
             event = ctypes.c_void_p()
             _call("cuEventCreate", ctypes.byref(event), 0)
             _call("cuEventRecord", event, ctypes.c_void_p(self.handle))
@@ -200,14 +201,14 @@ class Memory:
     def __init__(self, device: int, nbytes: int) -> None:
         address = ctypes.c_void_p()
         if nbytes:
-            with _On(device):
+            with On(device):
                 _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         self.device = device
         self.address = address.value or 0
 
     def __del__(self) -> None:
         if self.address and driver is not None and os.getpid() == _PROCESS:
-            with _On(self.device):
+            with On(self.device):
                 _call("cuMemFree_v2", ctypes.c_void_p(self.address))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 import threading
 import time
@@ -16,7 +18,7 @@ from phalanx import _native
 np = pytest.importorskip("numpy", reason="NumPy is not installed")
 
 import stand_in  # noqa: E402
-from stand_in import ByDlpack, ByInterface, Stream, values_of  # noqa: E402
+from stand_in import ByDlpack, ByInterface, On, Stream, values_of  # noqa: E402
 
 pytestmark = stand_in.needs_stand_in
 
@@ -335,6 +337,58 @@ def test_other_threads_run_while_one_waits() -> None:
     thread.join(stand_in.LIMIT)
     assert not thread.is_alive()
     assert (array.values() == phalanx.size()).all()
+
+
+def test_an_array_of_nothing_is_on_the_device_of_the_calls(several: None) -> None:
+    # A group of its own, which has made no call on a device.
+    group = phalanx.split(0)
+    assert group is not None
+    rank, last = phalanx.rank(), phalanx.size() - 1
+    nothing = ByInterface(np.zeros((0, 5), np.float32), device(), data=(0, False))
+    with On(device()):
+        result = group.allgather(nothing)
+    assert (result.device, result.shape) == (device(), (0, 5))
+    assert group.allreduce(nothing).shape == (0, 5)
+    # What decides is a call with elements.
+    array = ByInterface(given(rank), device())
+    group.allreduce_(array, phalanx.Sum)
+    assert same(array.values(), total())
+    # The last rank has no rows, and gets those of the others where its calls are.
+    rows = nothing if rank == last else ByInterface(given(rank), device())
+    gathered = group.allgather(rows)
+    assert gathered.device == device()
+    assert same(values_of(gathered), np.concatenate([given(other) for other in range(last)]))
+    out = ByInterface(np.zeros((0, 5), np.float32), device())
+    assert group.allreduce(nothing, out=out) is out
+    mixed, received = group.alltoall(rows, [0 if rank == last else 6] + [0] * last)
+    assert mixed.device == device() and received == ([6] * last + [0] if rank == 0 else [0] * phalanx.size())
+
+
+def test_an_interrupt_gives_a_blocking_call_up_on_every_rank(several: None) -> None:
+    # A group of its own: its device calls are over after that.
+    group = phalanx.split(0)
+    assert group is not None
+    stream = Stream(device())
+    array = ByInterface(np.ones(1000, np.float32), device(), stream)
+    since = time.monotonic()
+    if phalanx.rank() == 0:
+        stand_in.stop(stream)
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                group.allreduce_(array, phalanx.Sum)
+            timer.join()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+        stand_in.release()
+    with pytest.raises(phalanx.PhalanxError, match="the wait was interrupted"):
+        group.allreduce_(array, phalanx.Sum)
+    assert time.monotonic() - since < 30
+    # The call writes no more.
+    assert (array.values() == 1).all()
+    phalanx.barrier()
 
 
 def test_a_device_that_does_not_come_is_a_timeout_that_the_others_hear_of(several: None) -> None:
