@@ -1,7 +1,7 @@
 //! The engine: the lock around the state, who drives it, and when it sleeps.
 
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -398,7 +398,7 @@ impl Engine {
     }
 
     #[cfg(feature = "cuda")]
-    fn moved_on(&self) -> MutexGuard<'_, State> {
+    fn moved_on(&self) -> std::sync::MutexGuard<'_, State> {
         let mut state = self.shared.lock();
         if !state.led && state.config.may_drive() {
             state.core.progress();
