@@ -28,7 +28,8 @@ if ! rustup target list --installed 2>/dev/null | grep -qx "$arm" &&
 elif ! packages gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user; then
     skip 'aarch64' "$reason"
 else
-    arm_cargo=(env CARGO_INCREMENTAL=0 CARGO_TARGET_DIR="$root/target/aarch64"
+    # Tests are built as the program is, so that they share what both need.
+    arm_cargo=(env CARGO_INCREMENTAL=0 CARGO_PROFILE_TEST_OPT_LEVEL=1 CARGO_TARGET_DIR="$root/target/aarch64"
         CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
         CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$arm_qemu" cargo)
     step 'aarch64: clippy' "${arm_cargo[@]}" clippy --workspace --locked --target "$arm" --all-targets -- -D warnings

@@ -3,7 +3,7 @@
 if step 'elastic: build' cargo test --locked --no-run --test faults; then
     step 'elastic: every point, kill, stop and reset' env PHALANX_TEST_FAULTS="${FAULTS:-shm}" \
         cargo test --locked --test faults matrix -- --nocapture --test-threads 1
-    step 'elastic: processes that fall and come' env PHALANX_TEST_CHURN_SECONDS="${CHURN_SECONDS:-120}" \
+    step 'elastic: processes that fall and come' env PHALANX_TEST_CHURN_SECONDS="${CHURN_SECONDS:-60}" \
         PHALANX_TEST_CHURN_SEED="${CHURN_SEED:-1}" \
         cargo test --locked --test faults churn -- --nocapture
     step 'elastic: registry and launcher' cargo test --locked --test faults -- \

@@ -14,7 +14,7 @@ else
             name=$(basename "$file" .rs)
             mkdir -p "$root/target/fuzz/corpus/$name"
             step "fuzz: $name" "$root/target/fuzz/$host/release/$name" "$root/target/fuzz/corpus/$name" \
-                -max_total_time="${FUZZ_SECONDS:-20}" -max_len=8192 -rss_limit_mb=2048 -artifact_prefix="$logs/"
+                -max_total_time="${FUZZ_SECONDS:-15}" -max_len=8192 -rss_limit_mb=2048 -artifact_prefix="$logs/"
         done
     fi
 fi

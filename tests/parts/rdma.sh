@@ -45,7 +45,7 @@ if step 'rdma: build' bash -c "set -o pipefail; rdma_build $rdma_files"; then
         skip 'rdma: over a device' "$reason"
     else
         cp "$rdma_checks" "$rdma_files/checks"
-        RDMA_GUEST_SECONDS=300 step 'rdma: over a device' bash tests/rdma-guest.sh 'sh /bin/checks' "$rdma_files"/{unit,collectives,elastic,checks}
+        RDMA_GUEST_SECONDS=600 step 'rdma: over a device' bash tests/rdma-guest.sh 'sh /bin/checks' "$rdma_files"/{unit,collectives,elastic,checks}
     fi
 fi
 rm -rf "$rdma_files" "$rdma_checks"
