@@ -6,8 +6,10 @@ mpi_python=$root/target/mpi/python
 # The crates that were built for another MPI, the tests, and the extension module, next to a copy of the package.
 mpi_build() { # openmpi or mpich
     local out=$root/target/mpi/$1
-    # Quick to build: it is not long that these run.
-    export MPICC=mpicc.$1 CARGO_PROFILE_TEST_OPT_LEVEL=1
+    export MPICC=mpicc.$1
+    # Quick to build: what is built here runs for seconds.
+    export CARGO_PROFILE_TEST_OPT_LEVEL=0 CARGO_PROFILE_TEST_DEBUG=0
+    export CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0
     rm -rf "$out" && mkdir -p "$out/phalanx"
     cargo clean --quiet -p mpi-sys -p mpi &&
         cargo test --locked --features mpi --lib --test mpi --no-run 2>&1 | tee "$out/build.log"
