@@ -239,11 +239,7 @@ impl OverNccl {
             let now = Instant::now();
             let deadline = Deadline::after(now, DRAIN_LIMIT);
             self.group.stop(now, deadline);
-            let mut polls = 0;
-            // The deadline is the group's.
-            while matches!(self.group.poll(Instant::now()), Ok(Progress::Pending)) {
-                pause(&mut polls);
-            }
+            self.settle();
             // NCCL has told the device. Whether it has heard is known by what is on its stream.
             self.is_in_flight = !(self.group.is_alive() && self.is_drained(deadline));
         }
@@ -270,10 +266,13 @@ impl OverNccl {
     /// Ends the communicator when no call will come: what other ranks still await of this one is handed to them.
     pub(super) fn end(mut self) {
         let now = Instant::now();
-        let deadline = Deadline::after(now, END_LIMIT);
-        self.group.end(now, deadline);
+        self.group.end(now, Deadline::after(now, END_LIMIT));
+        self.settle();
+    }
+
+    /// Waits for what the group has begun, well or not. The deadline is the group's.
+    fn settle(&mut self) {
         let mut polls = 0;
-        // The deadline is the group's.
         while matches!(self.group.poll(Instant::now()), Ok(Progress::Pending)) {
             pause(&mut polls);
         }
